@@ -6,10 +6,11 @@ python experiments/compression/report.py experiments/compression/results/{packer
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from blocksparse.models.lines import read_lines
 
 Line = dict[str, Any]
 
@@ -52,7 +53,7 @@ def main() -> int:
     parser.add_argument("results", type=Path, nargs="+", help="JSON lines that run.py has written")
     parser.add_argument("--out", type=Path, required=True, help="Markdown")
     options = parser.parse_args()
-    text = tables([json.loads(line) for path in options.results for line in path.read_text().splitlines()])
+    text = tables([line for path in options.results for line in read_lines(path)])
     options.out.write_text(text)
     print(text)
     return 0

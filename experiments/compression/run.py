@@ -14,13 +14,12 @@ behind that text: the size of both together less that of the text alone.
 from __future__ import annotations
 
 import argparse
-import json
+import hashlib
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,10 @@ import torch
 
 from blocksparse import __version__
 from blocksparse.models.bars import bytes_bar
-from blocksparse.models.language.compression import compress, decompress, environment
+from blocksparse.models.language import LanguageModel
+from blocksparse.models.language.compression import compress, decompress, digest_of, environment
 from blocksparse.models.language.weights import load_model
+from blocksparse.models.lines import add_line, read_lines
 
 # Name: (command that packs FILE into OUT, command that unpacks OUT into BACK, how it tells its version).
 PACKERS = {
@@ -97,9 +98,8 @@ def pack_behind(name: str, data: bytes, text: bytes) -> dict[str, Any]:
     return {**both, "compressed": both["compressed"] - alone["compressed"], "behind": len(text)}
 
 
-def by_model(checkpoint: Path, data: bytes, options: argparse.Namespace) -> dict[str, Any]:
-    """A model's line: the whole file, and a piece of it both ways."""
-    model = load_model(checkpoint, options.device)
+def by_model(model: LanguageModel, data: bytes, options: argparse.Namespace) -> dict[str, Any]:
+    """A model's line: the whole file, and its first bytes, as a file of their own, both ways."""
     with bytes_bar(len(data)) as done:
         start = time.perf_counter()
         made = compress(model, data, streams=options.streams, bf16=options.bf16, progress=done)
@@ -108,7 +108,7 @@ def by_model(checkpoint: Path, data: bytes, options: argparse.Namespace) -> dict
     small = made if len(piece) == len(data) else compress(model, piece, streams=options.streams, bf16=options.bf16)
     start = time.perf_counter()
     if decompress(model, small) != piece:
-        raise ValueError(f"{checkpoint} did not give the file back")
+        raise ValueError("the model did not give the file back")
     back = time.perf_counter() - start
     parameters = sum(p.numel() for p in model.parameters())
     where = processor() if options.device == "cpu" else torch.cuda.get_device_name()
@@ -126,13 +126,31 @@ def by_model(checkpoint: Path, data: bytes, options: argparse.Namespace) -> dict
     }
 
 
-def lines_of(record: Path) -> list[dict[str, Any]]:
-    """All complete ones."""
-    lines = []
-    for text in record.read_text().splitlines() if record.exists() else []:
-        with suppress(json.JSONDecodeError):  # half a line, of a disk that was full: it is made again
-            lines.append(json.loads(text))
-    return lines
+def is_known(line: dict[str, Any], record: Path) -> bool:
+    """Whether there is a line of this already. Older ones do not say of which model, and of which bytes.
+
+    Raises:
+        ValueError: there is one with these names that is of something else.
+    """
+    names = ("file", "by", "device", "behind")
+    for known in read_lines(record):
+        if any(known[name] != line[name] for name in names):
+            continue
+        differs = [what for what, value in line.items() if known.get(what, value) != value]
+        if not differs:
+            return True
+        if "bytes" not in differs:  # with --first parts of a file have lines of their own
+            text = f"has {line['by']} of {line['file']} with other {', '.join(differs)}"
+            raise ValueError(f"{record} {text}: give it another name, or --results another file")
+    return False
+
+
+def parts(word: str, option: str) -> tuple[str, Path]:
+    """Of NAME=FILE."""
+    name, equals, path = word.partition("=")
+    if not (name and equals and path):
+        raise ValueError(f"{option} is {word}, needs NAME=FILE")
+    return name, Path(path)
 
 
 def parse() -> argparse.Namespace:
@@ -160,23 +178,29 @@ def main() -> int:
     options.results.parent.mkdir(parents=True, exist_ok=True)
     packers = [] if options.packers is None else options.packers or list(PACKERS)
     for file in options.file:
-        name, _, path = file.partition("=")
-        data = Path(path).read_bytes()[: options.first]
+        name, path = parts(file, "--file")
+        data = path.read_bytes()[: options.first]
+        if not data:
+            raise ValueError(f"{path} is empty, needs a byte or more")
+        content = hashlib.sha256(data).hexdigest()[:12]
         for by in [*packers, *options.model]:
-            device = "cpu" if by in PACKERS else options.device
-            key = {"file": name, "bytes": len(data), "by": by.partition("=")[0], "device": device, "behind": 0}
-            if by in PACKERS and options.behind:
-                key["behind"] = options.behind.stat().st_size
-            if any(line.items() >= key.items() for line in lines_of(options.results)):
+            key: dict[str, Any] = {"file": name, "bytes": len(data), "sha256": content}
+            if by in PACKERS:
+                key |= {"by": by, "device": "cpu", "behind": options.behind.stat().st_size if options.behind else 0}
+            else:
+                whose, checkpoint = parts(by, "--model")
+                model = load_model(checkpoint, options.device)
+                key |= {"by": whose, "device": options.device, "behind": 0, "model": digest_of(model).hex()}
+                key |= {"streams": options.streams, "bf16": options.bf16}
+            if is_known(key, options.results):
                 continue
             if by not in PACKERS:
-                about = by_model(Path(by.partition("=")[2]), data, options)
+                about = by_model(model, data, options)
             else:
                 about = pack_behind(by, data, options.behind.read_bytes()) if options.behind else pack(by, data)
             line = {**key, **about, "bits_per_byte": round(8 * about["compressed"] / len(data), 4)}
             line |= {"blocksparse": __version__, "date": time.strftime("%Y-%m-%d")}
-            with open(options.results, "a") as record:  # one write, so that several processes may share the file
-                record.write(json.dumps(line) + "\n")
+            add_line(options.results, line)
             print(f"{name}, {key['by']}: {len(data)} -> {line['compressed']} bytes, {line['seconds']} s", flush=True)
     return 0
 

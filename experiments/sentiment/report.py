@@ -10,7 +10,6 @@ Features whose names differ by a seed at their end are a bar, the mean, with a d
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections import defaultdict
@@ -21,6 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from blocksparse.models.lines import read_lines
 from blocksparse.models.sentiment import Unit, plot_unit
 
 SETS = ("cr", "mr", "sst", "imdb", "subj", "mpqa")
@@ -36,7 +36,7 @@ def read(paths: list[Path], prefix: str) -> Errors:
     """Errors in percent of all texts: of words, and of the features whose names begin so."""
     errors: Errors = defaultdict(lambda: defaultdict(list))
     for path in paths:
-        for line in map(json.loads, path.read_text().splitlines()):
+        for line in read_lines(path):
             features = line["features"]
             if line["limit"] is not None or not (features == BASELINE or features.startswith(prefix)):
                 continue

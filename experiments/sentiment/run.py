@@ -11,10 +11,8 @@ a file of results, each with models of its own.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
@@ -27,6 +25,7 @@ from blocksparse.models.files import write_whole
 from blocksparse.models.language import LanguageModel
 from blocksparse.models.language.compression import digest_of
 from blocksparse.models.language.training import load_model
+from blocksparse.models.lines import add_line, read_lines
 from blocksparse.models.sentiment import (
     Split,
     bag_of_ngrams,
@@ -138,13 +137,9 @@ def pictures(
     colour_text(chosen, values, unit, title, stem.with_suffix(".html"))
 
 
-def read_lines(record: Path, limit: int | None) -> list[dict[str, Any]]:
+def lines_of(record: Path, limit: int | None) -> list[dict[str, Any]]:
     """The lines of results that are of as many texts."""
-    lines = []
-    for text in record.read_text().splitlines() if record.exists() else []:
-        with suppress(json.JSONDecodeError):  # half a line, of a disk that was full: it is made again
-            lines.append(json.loads(text))
-    return [line for line in lines if line["limit"] == limit]
+    return [line for line in read_lines(record) if line["limit"] == limit]
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -203,11 +198,16 @@ def main() -> int:
     models = {
         name: load_model(Path(path), options.device) for name, _, path in (m.partition("=") for m in options.model)
     }
+    digests = {name: digest_of(model).hex() for name, model in models.items()}
     record = options.results.with_suffix(".jsonl")
     record.parent.mkdir(parents=True, exist_ok=True)
-    lines = read_lines(record, options.limit)
+    lines = lines_of(record, options.limit)
     for name in options.sets:
         done = {line["features"] for line in lines if line["set"] == name}
+        for line in lines:
+            if (own := digests.get(line["features"])) and line.get("model", own) != own:
+                text = f"has {line['features']} of another model: give it another name, or --results another file"
+                raise ValueError(f"{record} {text}")
         wanted = [*([] if options.no_words else [BASELINE]), *models]
         if done >= set(wanted):
             continue
@@ -218,6 +218,7 @@ def main() -> int:
             if features == BASELINE:
                 line |= judge(bag_of_ngrams(examples.texts), examples, splits, None, right)
             else:
+                line["model"] = digests[features]
                 stem = options.out / f"{features}-{name}"
                 x = features_of(models[features], name, examples, stem.with_suffix(".safetensors"), options)
                 line |= judge(x, examples, splits, options.device, right)
@@ -226,10 +227,9 @@ def main() -> int:
                     title = f"{name.upper()}, best unit of {features}"
                     pictures(models[features], x, examples, splits, title, stem, options.device)
             lines.append(line)
-            with open(record, "a") as file:
-                file.write(json.dumps(line) + "\n")
+            add_line(record, line)
             print(f"{name} {features}: {line['accuracy']:.1f} %", flush=True)
-    lines = read_lines(record, options.limit)  # those of other processes, too
+    lines = lines_of(record, options.limit)  # those of other processes, too
     known = dict.fromkeys([BASELINE, *models, *(line["features"] for line in lines)])
     report = table(lines) + pairs(options.out, list(known), options.limit)
     options.results.with_suffix(".md").write_text(report)

@@ -8,7 +8,6 @@ Both are written beside it.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from sweeps import SETTINGS, bits
+
+from blocksparse.models.lines import read_lines
 
 COLORS = {
     "dense": "black",
@@ -34,11 +35,6 @@ COLORS = {
 }
 
 Line = dict[str, Any]
-
-
-def read(path: Path) -> list[Line]:
-    """All lines."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def by_arm(lines: list[Line]) -> dict[str, list[Line]]:
@@ -119,6 +115,7 @@ def said(line: Line, is_best: bool) -> str:
 def plot(arms: dict[str, list[Line]], path: Path) -> None:
     """Two panels, a line for each seed."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
+    chooses = any("choose" in run and run["choose"] != run["valid"] for runs in arms.values() for run in runs)
     for axes, column, scale, label in zip(
         figure.subplots(1, 2, sharey=True), (0, 1), (1e6, 60), ("MB of text", "minutes of training"), strict=True
     ):
@@ -129,8 +126,9 @@ def plot(arms: dict[str, list[Line]], path: Path) -> None:
                 axes.plot(x, y, color=COLORS.get(run["arm"]), label=name, linewidth=1.3, marker="o", markersize=2.5)
         axes.set_xlabel(label)
         axes.grid(alpha=0.25)
-    figure.axes[0].set_ylabel("bits per byte, held-out text")
-    figure.axes[1].legend(frameon=False, title="at the end, mean of seeds")
+    figure.axes[0].set_ylabel("bits per byte, text that chooses" if chooses else "bits per byte, held-out text")
+    title = "at the end, mean of seeds" + (",\ntext that is reported" if chooses else "")
+    figure.axes[1].legend(frameon=False, title=title)
     figure.savefig(path, dpi=140)
 
 
@@ -138,7 +136,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Tables and pictures of a file of results.")
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
-    everything = read(options.results)
+    everything = read_lines(options.results)
     found = by_arm(everything)
     plot(found, options.results.with_suffix(".png"))
     text = table(found) + trials(everything)

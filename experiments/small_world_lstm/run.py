@@ -22,7 +22,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from sweeps import SETTINGS, Setting, bits, sweep
 from blocksparse import __version__, cpu_isa
 from blocksparse.models.bars import bytes_bar
 from blocksparse.models.language import ModelConfig, TrainConfig, Trainer, read_text, train
+from blocksparse.models.lines import add_line, read_lines
 from blocksparse.models.loop import Diverged
 from blocksparse.models.stopping import Stopped, stop_on_signals
 
@@ -87,11 +87,7 @@ class Results:
 
     def lines(self) -> list[dict[str, Any]]:
         """All complete ones."""
-        lines = []
-        for text in self.path.read_text().splitlines() if self.path.exists() else []:
-            with suppress(json.JSONDecodeError):  # half a line, of a disk that was full: the run is done again
-                lines.append(json.loads(text))
-        return lines
+        return read_lines(self.path)
 
     def find(self, name: str, digest: str) -> dict[str, Any] | None:
         """The line of a run, if it has ended; raises ValueError if that was of another text. Old lines name none."""
@@ -102,8 +98,7 @@ class Results:
 
     def add(self, line: dict[str, Any]) -> None:
         """One more."""
-        with open(self.path, "a") as file:  # one write, so that several processes may share the file
-            file.write(json.dumps(line) + "\n")
+        add_line(self.path, line)
 
 
 def machine(device: str) -> str:
@@ -325,7 +320,9 @@ def main() -> int:
     text = read_text(options.text)
     options.digest = hashlib.sha256(text.numpy().tobytes()).hexdigest()[:12]  # another one's bits are not compared
     texts = Texts.cut(text, config.get("choose_bytes", 0), config["valid_bytes"])
-    epochs = options.epochs or config.get("epochs")
+    epochs = config.get("epochs") if options.epochs is None else options.epochs
+    if min(options.updates or 1, 1 if epochs is None else epochs) <= 0:
+        parser.error(f"updates is {options.updates}, epochs {epochs}, needs more than 0")
     if options.updates or epochs:
         config["training"]["updates"] = options.updates or updates_of(epochs, texts.train.numel(), config["training"])
     config["sweep_updates"] = options.sweep_updates or sweep_updates_of(config, texts.train.numel())

@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from sweeps import bits
 
-from report import Line, read
+from blocksparse.models.lines import read_lines
+from report import Line
 
 COLORS = {8: "tab:red", 16: "tab:green", 32: "tab:blue", 64: "tab:orange"}
 
@@ -143,7 +144,7 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
-    config, lines = json.loads(options.config.read_text()), read(options.results)
+    config, lines = json.loads(options.config.read_text()), read_lines(options.results)
     models = {arm: config["model"] | what["model"] for arm, what in config["arms"].items()}
     arms = arms_of(lines)
     left_out = sorted({line["arm"] for line in lines} - set(arms))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 import numpy as np
@@ -79,6 +83,18 @@ class Torus:
         """Row and column of each."""
         return nodes // self.width, nodes % self.width
 
+    def shortest_lines(self, a: Nodes, b: Nodes) -> Nodes:
+        """From a the shortest way to b, [lines, 2 ends, (column, row)].
+
+        One that crosses an edge ends outside of the picture, and comes in again as another line.
+        """
+        ends = [np.stack(self.places(nodes)[::-1], -1) for nodes in (a, b)]
+        size = np.array([self.width, self.height])
+        way = (ends[1] - ends[0] + size // 2) % size - size // 2
+        crosses = (ends[0] + way != ends[1]).any(1)
+        again = np.stack([ends[1] - way, ends[1]], 1)[crosses]
+        return np.asarray(np.concatenate([np.stack([ends[0], ends[0] + way], 1), again]))
+
     def is_shortcut(self, a: Nodes, b: Nodes) -> npt.NDArray[np.bool_]:
         """Whether two nodes are farther apart than neighbours are before links are moved."""
 
@@ -118,6 +134,7 @@ def animate_spread(
 
     In each step a node that is reached passes activation on to all that it is linked to. A line is a link that was
     moved out of its neighbourhood and reaches a node before any neighbour does; in graphs of many nodes none is drawn.
+    Opposite edges of the picture are one: a line that leaves it comes in again on the other side.
 
     Args:
         graph: one-line name: "ws2d(16,24,8,0.2)".
@@ -170,11 +187,13 @@ class _Spread:
     def write_gif(self, file: IO[bytes]) -> None:
         """All frames, with a bar; a frame is drawn when the one before is written."""
         shown = self._some(FRAMES)
-        frames = self._frames(shown)
-        first = next(frames)
-        durations = [min(SHOWN, ALL // len(shown))] * (len(shown) - 1) + [LAST]
-        how = {"duration": durations if len(shown) > 1 else LAST, "append_images": frames}
-        first.save(file, format="GIF", save_all=True, loop=0, **how)
+        with interrupts() as check:
+            frames = self._frames(shown, check)
+            first = next(frames)
+            durations = [min(SHOWN, ALL // len(shown))] * (len(shown) - 1) + [LAST]
+            how = {"duration": durations if len(shown) > 1 else LAST, "append_images": frames}
+            first.save(file, format="GIF", save_all=True, loop=0, **how)
+            check()
 
     def strip(self) -> Any:
         """Some steps in one picture, a matplotlib.figure.Figure."""
@@ -193,7 +212,7 @@ class _Spread:
         figure.supxlabel(self._caption(), fontsize=10)
         return figure
 
-    def _frames(self, shown: list[int]) -> Iterator[Any]:
+    def _frames(self, shown: list[int], check: Callable[[], None]) -> Iterator[Any]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from PIL import Image
@@ -209,6 +228,7 @@ class _Spread:
                 image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
                 yield image.quantize(64, dither=Image.Dither.NONE)
                 done(count)
+                check()
 
     def _draw(self, axis: Any, step: int) -> None:
         from matplotlib.collections import LineCollection
@@ -226,9 +246,8 @@ class _Spread:
         )
         now = self.steps[self.to] == step
         if now.any():
-            (row, column), (to_row, to_column) = torus.places(self.from_[now]), torus.places(self.to[now])
-            ends = np.stack([np.stack([column, row], -1), np.stack([to_column, to_row], -1)], 1)
-            axis.add_collection(LineCollection(list(ends), colors=LINK, linewidths=0.6, alpha=0.8))
+            lines = torus.shortest_lines(self.from_[now], self.to[now])
+            axis.add_collection(LineCollection(list(lines), colors=LINK, linewidths=0.6, alpha=0.8), autolim=False)
         share = float(((self.steps >= 0) & (self.steps <= step)).mean())
         axis.set_title(f"step {step}: {graphs.percent(share)} reached", fontsize=10)
         axis.set(xticks=[], yticks=[])
@@ -245,7 +264,11 @@ class _Spread:
 
     def _caption(self) -> str:
         lines = ", lines: moved links" if self.torus.nodes <= LINKED else ""
-        return f"average path length {self.report.mean_path:.2f}\ndark: new, light: before{lines}"
+        unlinked = self.report.unreachable
+        paths = f"average path length {self.report.mean_path:.2f}" if unlinked < 1 else "no paths"
+        if 0 < unlinked < 1:
+            paths += f", {graphs.percent(unlinked)} of pairs without a path"
+        return f"{paths}\ndark: new, light: before{lines}"
 
     def _is_flat(self) -> bool:
         height, width = self.torus.height, self.torus.width
@@ -253,6 +276,30 @@ class _Spread:
 
     def _high(self, wide: float) -> float:
         return wide * min(max(self.torus.height / self.torus.width, 1 / FLATTEST), 1.25)
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], None]]:
+    """A check that raises KeyboardInterrupt if Ctrl-C came: Python drops the one that comes within a destructor."""
+    came = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    is_mine = usual and threading.current_thread() is threading.main_thread()
+    if is_mine:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        if is_mine:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _free_bytes() -> int:

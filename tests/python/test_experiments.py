@@ -2,9 +2,11 @@
 
 import json
 import math
+import os
 import re
 import runpy
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,9 +127,14 @@ def results_of(tmp_path, config, *words):
     (tmp_path / "text").write_bytes(sentences(40))
     (tmp_path / "tiny.json").write_text(json.dumps(config))
     results = tmp_path / "results.jsonl"
-    named = [tmp_path / "tiny.json", "--text", tmp_path / "text", "--out", tmp_path / "out", "--results", results]
-    done = script("small_world_lstm/run.py", *named, *words)
+    done = script("small_world_lstm/run.py", *named_files(tmp_path), *words)
     return done, [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def named_files(tmp_path):
+    """What names the files of `results_of`."""
+    files = {"--text": "text", "--out": "out", "--results": "results.jsonl"}
+    return [tmp_path / "tiny.json", *(word for option, name in files.items() for word in (option, tmp_path / name))]
 
 
 def test_rates_and_warmups_are_chosen_on_a_part_of_their_own(tmp_path):
@@ -219,6 +226,26 @@ def test_table_of_widths(tmp_path):
     assert "error: there is no run among the results" in made.stderr
 
 
+def test_behind_half_a_line_begins_a_new_one(tmp_path):
+    done, lines = results_of(tmp_path, {**CONFIG, "seeds": [0]})
+    assert done.status == 0, done.stderr
+    results = tmp_path / "results.jsonl"
+    results.write_text(results.read_text()[:-30])
+    script("small_world_lstm/run.py", *named_files(tmp_path))
+    again = [line for line in results.read_text().splitlines() if line.endswith("}")]
+    assert [json.loads(line)["name"] for line in again] == [line["name"] for line in lines]
+    report = script("small_world_lstm/report.py", results)
+    assert report.status == 0, report.stderr
+
+
+@pytest.mark.parametrize("words", [("--epochs", 0), ("--updates", -1)])
+def test_no_updates_are_refused(tmp_path, words):
+    done, lines = results_of(tmp_path, CONFIG, *words)
+    assert done.status == 2
+    assert "needs more than 0" in done.stderr
+    assert lines == []
+
+
 def test_a_rate_that_diverges_is_not_chosen(tmp_path):
     config = {**CONFIG, "arms": {"ba": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 1e30]}}, "seeds": [0]}
     done, lines = results_of(tmp_path, config)
@@ -288,6 +315,23 @@ def test_compression(tmp_path):
     assert lines[-1]["checked"] == 300
     assert 0 < lines[-1]["compressed"] < 640
     assert lines[-1]["model_bytes"]["bf16"] == 2 * lines[-1]["parameters"]
+    before = results.read_text()
+    refused = {
+        "--streams 5": "has ba of words with other streams: give it another name",
+        "--file words": "--file is words, needs NAME=FILE",
+        f"--file none={os.devnull}": "is empty, needs a byte or more",
+    }
+    train(Trainer(replace(TINY, seed=1), SHORT, read_text([tmp_path / "text"]), "cpu"), tmp_path / "other", None)
+    others = [*words, "--model", f"ba={tmp_path / 'other' / 'last.safetensors'}"]
+    cases = [(others, "has ba of words with other model: "), *(([*words, *o.split()], m) for o, m in refused.items())]
+    (tmp_path / "text").write_bytes(sentences(40, seed=1))
+    cases.append((words, "of words with other sha256: "))
+    for given, message in reversed(cases):
+        done = script("compression/run.py", *given)
+        assert done.status == 1, message
+        assert message in done.stderr
+        (tmp_path / "text").write_bytes(sentences(40))
+    assert results.read_text() == before
     packed = EXPERIMENTS / "compression" / "results" / "packers.jsonl"
     report = script("compression/report.py", packed, results, "--out", tmp_path / "table.md")
     assert report.status == 0, report.stderr
@@ -340,6 +384,10 @@ def test_sentiment(tmp_path):
     before = results.with_suffix(".jsonl").read_text()
     assert script("sentiment/run.py", *words).status == 0
     assert results.with_suffix(".jsonl").read_text() == before
+    train(Trainer(replace(TINY, seed=1), SHORT, read_text([tmp_path / "text"]), "cpu"), tmp_path / "other", None)
+    other = script("sentiment/run.py", *words[:-1], f"ba={tmp_path / 'other' / 'last.safetensors'}")
+    assert other.status == 1
+    assert "has ba of another model: give it another name" in other.stderr
     results.with_suffix(".jsonl").write_text(before + '{"set": "sst", "feat')
     some = script("sentiment/run.py", *words, "--sets", "cr", "--limit", 30, "--no-words")
     assert some.status == 0, some.stderr

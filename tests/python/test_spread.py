@@ -1,16 +1,19 @@
 """Activation that spreads through a graph: the steps, the files, and what is refused before any work."""
 
+import contextlib
+import signal
+
 import numpy as np
 import pytest
 
-from blocksparse import Layout
+from blocksparse import Layout, graphs
 from blocksparse.__main__ import main
 
 pytest.importorskip("matplotlib")
 
 from PIL import Image
 
-from blocksparse.spread import Torus, steps_from
+from blocksparse.spread import Torus, interrupts, steps_from
 
 
 def test_steps_are_those_of_products():
@@ -43,6 +46,39 @@ def test_shortcuts_are_links_that_were_moved():
     assert moved.any()
     assert (torus.is_shortcut(in_, out) <= moved[out, in_]).all()
     assert torus.is_shortcut(in_, out).sum() > 0.8 * moved.sum()  # some are moved to where they are as near
+
+
+def test_lines_take_the_shortest_way_over_the_edges():
+    torus = Torus.of("ws2d(6,8,4,0)")
+    here, there = np.array([9, 0, 0, 7]), np.array([19, 47, 7, 0])
+    lines = torus.shortest_lines(here, there)
+    assert [line.tolist() for line in lines] == [
+        [[1, 1], [3, 2]],
+        [[0, 0], [-1, -1]],
+        [[0, 0], [-1, 0]],
+        [[7, 0], [8, 0]],
+        [[8, 6], [7, 5]],
+        [[8, 0], [7, 0]],
+        [[-1, 0], [0, 0]],
+    ]
+
+
+def test_without_links_there_is_no_path(tmp_path):
+    from blocksparse.spread import _Spread
+
+    for graph, words in (("ws2d(5,5,0,0)", "no paths"), ("ws2d(5,5,4,0)", "average path length 2.50")):
+        layout = Layout.from_graph(graph, 8)
+        assert _Spread(Torus.of(graph), layout, graphs.report(layout))._caption().splitlines()[0] == words
+
+
+def test_an_interrupt_that_python_drops_is_raised_by_the_check():
+    with interrupts() as check:
+        check()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_names_may_have_spaces_and_words():
