@@ -53,7 +53,10 @@ def read_whole(path: Path) -> bytes:
         return sys.stdin.buffer.read()
     if path.is_dir():
         raise IsADirectoryError(f"[lm] {path} is a folder, needs to be a file")
-    return path.read_bytes()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise type(error)(f"[lm] {path} could not be read: {error.strerror}") from error
 
 
 def _is_device(path: Path) -> bool:
