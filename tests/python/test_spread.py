@@ -71,7 +71,15 @@ def test_without_links_there_is_no_path(tmp_path):
         assert _Spread(Torus.of(graph), layout, graphs.report(layout))._caption().splitlines()[0] == words
 
 
-def test_an_interrupt_that_python_drops_is_raised_by_the_check():
+@pytest.fixture
+def usual_interrupts():
+    """Ctrl-C as in a program of its own: where tests run in the background, it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_that_python_drops_is_raised_by_the_check(usual_interrupts):
     with interrupts() as check:
         check()
         with contextlib.suppress(KeyboardInterrupt):
