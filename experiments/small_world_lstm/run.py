@@ -321,7 +321,7 @@ def main() -> int:
     options.digest = hashlib.sha256(text.numpy().tobytes()).hexdigest()[:12]  # another one's bits are not compared
     texts = Texts.cut(text, config.get("choose_bytes", 0), config["valid_bytes"])
     epochs = config.get("epochs") if options.epochs is None else options.epochs
-    if min(options.updates or 1, 1 if epochs is None else epochs) <= 0:
+    if any(asked is not None and asked <= 0 for asked in (options.updates, epochs)):
         parser.error(f"updates is {options.updates}, epochs {epochs}, needs more than 0")
     if options.updates or epochs:
         config["training"]["updates"] = options.updates or updates_of(epochs, texts.train.numel(), config["training"])

@@ -238,7 +238,7 @@ def test_behind_half_a_line_begins_a_new_one(tmp_path):
     assert report.status == 0, report.stderr
 
 
-@pytest.mark.parametrize("words", [("--epochs", 0), ("--updates", -1)])
+@pytest.mark.parametrize("words", [("--epochs", 0), ("--updates", 0), ("--updates", -1)])
 def test_no_updates_are_refused(tmp_path, words):
     done, lines = results_of(tmp_path, CONFIG, *words)
     assert done.status == 2

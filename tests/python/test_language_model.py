@@ -190,7 +190,15 @@ def test_sample(tmp_path):
         sample(model, b"", 3)
 
 
-@pytest.mark.parametrize("config", [TINY, replace(TINY, stride=1), ModelConfig(40, "", inner=2, embedding=8, stride=3)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        TINY,
+        replace(TINY, stride=1),
+        ModelConfig(40, "", inner=2, embedding=8, stride=3),
+        ModelConfig(12, "", inner=2, embedding=8),
+    ],
+)
 def test_byte_by_byte_as_at_once(config):
     model = LanguageModel(config).double().eval()
     with torch.no_grad():

@@ -347,6 +347,9 @@ def test_links_stay_links(tmp_path):
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "folder" / "file").read_bytes() == content
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["file"]
+    (tmp_path / "loop").symlink_to("loop")
+    write_whole(tmp_path / "loop", b"f")
+    assert (tmp_path / "loop").read_bytes() == b"f"
 
 
 def test_devices_are_written_to_and_stay(tmp_path):

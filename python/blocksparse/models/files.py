@@ -100,7 +100,7 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any], op: str
         OSError: the disk is full, say; the old file is then still there.
     """
     if not is_stdout(path) and path.is_symlink():
-        path = path.resolve()
+        path = Path(os.path.realpath(path))
     in_place, beside = _is_device(path), _beside(path)
     try:
         if is_stdout(path):

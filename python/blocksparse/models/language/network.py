@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch.nn import functional
 
 from ...layout import Layout
 from ...torch.deep_update import DeepUpdateLSTM
+from ...torch.modes import evaluating
 from ...torch.recurrent import State
 from ..distributed import ALONE, World
 from ..stopping import Stopped as Stopped
@@ -95,18 +95,6 @@ def chunks(text: Tensor, streams: int, steps: int) -> Iterator[tuple[Tensor, Ten
         yield xs[begin : begin + steps].contiguous().long(), ys[begin : begin + steps].contiguous().long()
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, for a while."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
-@torch.no_grad()
 def bits_per_byte(
     model: LanguageModel,
     text: Tensor,
@@ -140,19 +128,20 @@ def bits_per_byte(
     mine = slice(world.rank, None, world.size)
     total = torch.zeros(2, dtype=torch.float64, device=text.device)  # nats, bytes
     state, done = None, 0
-    for x, y in chunks(text, streams, steps):
-        x, y = x[:, mine], y[:, mine]
-        if y.numel() == 0:
-            break
-        if stop():
-            total[1] = torch.nan  # so that it is in the sum over all processes
-            break
-        with evaluating(model), torch.autocast(text.device.type, torch.bfloat16, bf16):
-            logits, state = model(x, state)
-        total[0] += loss_of(logits, y).double() * y.numel()
-        total[1] += y.numel()
-        done += y.numel()
-        progress(done)
+    with evaluating(model):
+        for x, y in chunks(text, streams, steps):
+            x, y = x[:, mine], y[:, mine]
+            if y.numel() == 0:
+                break
+            if stop():
+                total[1] = torch.nan  # so that it is in the sum over all processes
+                break
+            with torch.autocast(text.device.type, torch.bfloat16, bf16):
+                logits, state = model(x, state)
+            total[0] += loss_of(logits, y).double() * y.numel()
+            total[1] += y.numel()
+            done += y.numel()
+            progress(done)
     nats, count = world.sum(total).tolist()
     if math.isnan(count):
         raise Stopped

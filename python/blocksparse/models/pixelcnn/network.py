@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -160,17 +159,6 @@ class PixelCNN(nn.Module):
         as in evaluation.
         """
         self.run(_Initialising(self, self.weights(unit=True)), x)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """While it lasts, nothing is left out; then the model is again in training if it was."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def with_ones(x: Tensor) -> Tensor:

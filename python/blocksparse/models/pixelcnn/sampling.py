@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...torch.modes import evaluating
 from . import likelihood
 from .architecture import LEVELS, Layer, Stream
 from .config import check_seed
-from .network import Kept, PixelCNN, Whole, evaluating, run_u, run_ul
+from .network import Kept, PixelCNN, Whole, run_u, run_ul
 
 CAPTURES = True  # on a card; False: every operation by itself
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...torch.modes import evaluating
 from .. import checkpoint
 from ..distributed import ALONE, World, device_of
 from ..stopping import Stopped
@@ -19,7 +20,7 @@ from . import likelihood
 from .adam import Adam
 from .captured import CapturedLoss
 from .config import ModelConfig, TrainConfig
-from .network import PixelCNN, evaluating
+from .network import PixelCNN
 
 KIND = checkpoint.Kind("pixelcnn", "a PixelCNN++", "blocksparse-pixelcnn-1")
 INITIAL = 128  # images by which gains and biases are set at first

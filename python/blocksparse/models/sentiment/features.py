@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...torch.modes import evaluating
 from ..files import write_whole
-from ..language.network import LanguageModel, evaluating
+from ..language.network import LanguageModel
 from ..language.stepping import Stepper
 
 FORMAT = "blocksparse-features-1"

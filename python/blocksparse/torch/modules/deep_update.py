@@ -236,10 +236,12 @@ class DeepUpdateLSTM(Recurrent):
         Returns:
             `run(rows, state)`: what this module makes of `table[rows]`, for int64 rows [steps, n] and a state (h, c)
             [n, hidden] or None: (y [steps, n, hidden], state). Without gradients, and to be called under the same
-            autocast.
+            autocast. It raises IndexError for rows that the table does not have.
         """
         if not self._is_plain(table):
-            return torch.no_grad()(lambda rows, state: self.run_layer(0, table[rows], state, None))
+            return torch.no_grad()(
+                lambda rows, state: self.run_layer(0, nn.functional.embedding(rows, table), state, None)
+            )
         m, a = (self._port(table, port, neutral) for port, neutral in ((0, 1.0), (1, 0.0)))  # [rows, hidden]
         layers = [blocks.LooseBlocks(layer.weight.detach().to(m.dtype), layer.layout) for layer in self._in_blocks()]
         network = DeepUpdate(layers, EPSILON)

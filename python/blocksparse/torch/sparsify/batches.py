@@ -49,19 +49,6 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradients; then every module is in the mode that it was in."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad():
-            model.eval()
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
-@contextmanager
 def hooked(modules: Mapping[str, nn.Module], hook: Callable[[str, Any, Any], None]) -> Iterator[None]:
     """Meanwhile hook(name, inputs, output) is called behind each call of a module."""
 

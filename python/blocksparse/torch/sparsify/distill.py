@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..._core.arguments import need, shown, to_number
-from .batches import Forward, evaluating, feed, hooked
+from ..modes import evaluating
+from .batches import Forward, feed, hooked
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from ...._core.arguments import need, shown, to_count, to_number
 from ...lent_weights import lenders_of, need_own_weights
 from ...mlp_parts import MLPParts
 from ...mlp_surgery import put_mlp
+from ...modes import evaluating
 from ...modules.layer import BlockSparseLayer
 from ...modules.mlp import BlockSparseMLP
 from ...surgery import put
-from ..batches import Forward, evaluating
+from ..batches import Forward
 from ..progress import bar
 from ..weights.masked_layer import disown_left, need_free
 from ..weights.masks import check_masks

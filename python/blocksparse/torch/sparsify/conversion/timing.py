@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import timer
 
+from ...modes import evaluating
 from ...modules.conv import DENSE, DENSE_TRANSPOSED, BlockSparseConv
-from ..batches import Forward, evaluating, feed
+from ..batches import Forward, feed
 
 SECONDS = 0.003  # of a sample; waiting for a card takes 0.01 ms of it
 FEW = 20  # calls tell how many a sample has

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ...._core.arguments import shown, to_list, to_number
 from ....schedules import check_sparsity
-from ..batches import Forward, evaluating, feed
+from ...modes import evaluating
+from ..batches import Forward, feed
 from ..progress import bar
 from ..weights.masks import Masks, check_scope, choose_blocks, warn_of_empty
 from ..weights.targets import Choices, Target, find_targets
