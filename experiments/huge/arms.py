@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import json
 import math
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor
 
 import blocksparse
+from blocksparse.models.lines import add_line, read_lines
 
 Options = argparse.Namespace
 Line = dict[str, Any]
@@ -91,7 +90,7 @@ def run_all(arms: Iterable[Arm], do: Callable[[Arm], Line], options: Options, si
     options.output.parent.mkdir(parents=True, exist_ok=True)
     left: list[str] = []
     failed: list[str] = []
-    done, common = lines_of(options.output), {name: getattr(options, name) for name in sizes}
+    done, common = read_lines(options.output), {name: getattr(options, name) for name in sizes}
     for arm in arms:
         wanted = {**arm.settings, **common}
         if any(wanted.items() <= line.items() for line in done):
@@ -126,22 +125,6 @@ def run_all(arms: Iterable[Arm], do: Callable[[Arm], Line], options: Options, si
         print(f"Left for another run, as {options.minutes:g} minutes would be over:", *left, sep="\n  ")
     if failed:
         raise ValueError(f"{len(failed)} arms have failed: {'; '.join(failed)}")
-
-
-def lines_of(path: Path) -> list[Line]:
-    """The complete lines of a file of JSON lines."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
-            lines.append(json.loads(text))
-    return lines
-
-
-def add_line(path: Path, line: Line) -> None:
-    """One more, on a line of its own even behind half a line."""
-    whole = not path.exists() or path.read_text()[-1:] in ("", "\n")
-    with open(path, "a") as file:
-        file.write(("" if whole else "\n") + json.dumps(line) + "\n")
 
 
 def machine(options: Options) -> str:

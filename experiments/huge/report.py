@@ -14,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from arms import Line, lines_of
+from arms import Line
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
+
+from blocksparse.models.lines import read_lines
 
 Rows = dict[tuple[Any, ...], list[Line]]
 
@@ -203,7 +205,7 @@ def main() -> None:
     parser.add_argument("what", choices=("feedforward", "output_layer", "memory"))
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
-    lines, picture = lines_of(options.results), options.results.with_suffix(".png")
+    lines, picture = read_lines(options.results), options.results.with_suffix(".png")
     if not lines:
         parser.error(f"{options.results} holds no line")
     if options.what == "feedforward":

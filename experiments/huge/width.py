@@ -26,7 +26,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from arms import Line, Options, add_line, finish, lines_of
+from arms import Line, Options, finish
+
+from blocksparse.models.lines import add_line, read_lines
 
 WIDTHS = (4096, 16384, 65536, 262144, 1048576)
 WIDTHS_ON_CARD = (16384, 65536, 131072, 262144, 1048576)  # 64M weights do not fit into 4096 x 4096
@@ -100,7 +102,7 @@ def run_all(options: Options) -> list[Line]:
     """Every arm that the file does not hold yet."""
     path: Path = options.output
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines, begin, longest = lines_of(path), time.monotonic(), 0.0
+    lines, begin, longest = read_lines(path), time.monotonic(), 0.0
     known = {(line["kind"], line["width"]) for line in lines}
     arms = [("dense", w) for w in options.widths if BYTES_OF_DENSE * w * w <= options.dense_gb * 1e9]
     for kind, width in [*(("sparse", w) for w in options.widths), *arms]:

@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
-import json
 import math
 import platform
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 import blocksparse.torch.sparsify as bss
+from blocksparse.models.lines import add_line, read_lines
 
 HELD_OUT, WARM_UP, CLIP = 1 << 20, 100, 1.0
 TARGETS = r"layers\.\d+\.(gate|up|down)"
@@ -317,10 +316,8 @@ def main() -> int:
     if len(text) < 3 * options.held_bytes:
         raise ValueError(f"{options.data} holds {len(text)} bytes, needs {3 * options.held_bytes} or more")
     text, options.held_out = text[: -options.held_bytes], text[-options.held_bytes :]
-    file, done = options.out / "byte_lm.jsonl", []
-    for row in file.read_text().splitlines() if file.exists() else []:
-        with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
-            done.append(json.loads(row))
+    file = options.out / "byte_lm.jsonl"
+    done = read_lines(file)
     names = (
         "steps",
         "rows",
@@ -353,8 +350,7 @@ def main() -> int:
         line = {**wanted, "method": arm.method, "sparsity": arm.sparsity, "block": arm.block, **do(arm, text, options)}
         line |= {"torch": torch.__version__, "machine": machine, "date": time.strftime("%Y-%m-%d")}
         longest = max(longest, time.monotonic() - start)
-        with open(file, "a") as results:
-            results.write(json.dumps(line) + "\n")
+        add_line(file, line)
         print(f"{arm.name}: {line['bits_per_byte']:.4f} bits per byte, {line['seconds']:.0f} s", flush=True)
     return 0
 

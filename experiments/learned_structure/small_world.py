@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 import platform
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from tqdm import tqdm
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout, graphs
+from blocksparse.models.lines import add_line, read_lines
 
 INNER, EMBEDDING, STRIDE = 3, 64, 2
 WARM_UP, CLIP, EPSILON = 100, 1.0, 1e-6
@@ -306,10 +305,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     content = options.data.read_bytes()
     text = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(options.device)
-    file, done = options.out / "small_world.jsonl", []
-    for row in file.read_text().splitlines() if file.exists() else []:
-        with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
-            done.append(json.loads(row))
+    file = options.out / "small_world.jsonl"
+    done = read_lines(file)
     names = ("updates", "streams", "steps", "hidden", "block", "degree", "strength", "seed", "held_out")
     settings = {name: getattr(options, name) for name in names}
     settings["text"] = hashlib.sha256(content).hexdigest()[:12]  # another one's bits are not compared
@@ -326,8 +323,7 @@ def main() -> int:
         line = {**wanted, "method": arm.method, "rate": arm.rate, **do(arm, text, options)}
         line |= {"torch": torch.__version__, "machine": machine, "date": time.strftime("%Y-%m-%d")}
         longest = max(longest, time.monotonic() - start)
-        with open(file, "a") as results:
-            results.write(json.dumps(line) + "\n")
+        add_line(file, line)
         print(f"{arm.name}: {line['bits_per_byte']:.4f} bits per byte, {line['seconds']:.0f} s", flush=True)
     return 0
 

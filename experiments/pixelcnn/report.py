@@ -15,7 +15,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from run import KEYS, lines_of, stem_of
+from run import KEYS, stem_of
+
+from blocksparse.models.lines import read_lines
 
 COLORS = {"dense": "black", "x2/g2": "tab:orange", "x4/g4": "tab:red", "x4 balanced": "tab:blue"}
 FIRST = "the first test images"  # those of lines that do not say it: they are the oldest
@@ -28,8 +30,8 @@ def read(path: Path) -> dict[str, list[dict[str, Any]]]:
         OSError: there is no such file.
         ValueError: it has no lines of `run.py`, or others.
     """
-    path.stat()  # where there is none, `lines_of` has no lines
-    lines = lines_of(path)
+    path.stat()  # where there is none, `read_lines` has no lines
+    lines = read_lines(path)
     if not lines or not all(isinstance(line, dict) and {"arm", "curve", "machine"} <= line.keys() for line in lines):
         raise ValueError(f"[pixelcnn] {path} is no file of results of run.py")
     several = len({line["machine"] for line in lines}) > 1

@@ -27,6 +27,7 @@ from blocksparse import __version__, cpu_isa
 from blocksparse.models.bars import counting_bar
 from blocksparse.models.files import write_whole
 from blocksparse.models.images import write_png
+from blocksparse.models.lines import add_line, read_lines
 from blocksparse.models.loop import train
 from blocksparse.models.pixelcnn import data, layouts
 from blocksparse.models.pixelcnn.architecture import count
@@ -45,15 +46,6 @@ def machine(device: str) -> str:
     about = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.split(":")[1].strip() for line in about.splitlines() if line.startswith("model name")]
     return f"{names[0] if names else platform.machine()}, {cpu_isa()}, {torch.get_num_threads()} threads"
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a file of JSON lines."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError):  # half a line, of a disk that was full
-            lines.append(json.loads(text))
-    return lines
 
 
 def model_of(config: dict[str, Any], arm: str, seed: int) -> ModelConfig:
@@ -171,20 +163,21 @@ def main() -> int:
     )
     for seed in options.seeds or config["seeds"]:
         for name in options.arms or config["arms"]:
-            if any((line["arm"], line["seed"]) == (name, seed) for line in lines_of(results)):
+            if any((line["arm"], line["seed"]) == (name, seed) for line in read_lines(results)):
                 continue
             begin, arm = time.monotonic(), Arm(name, seed, config, images, options.device)
             stem = stem_of(name, seed)
             if not arm.go_on(options.out / stem, deadline):
                 print(f"stopped at update {arm.trainer.update} of {arm.training.updates}: the same command goes on")
                 return 0
-            line = arm.line(lines_of(options.out / stem / "log.jsonl"), options.device) | {"timed": not options.untimed}
+            line = arm.line(read_lines(options.out / stem / "log.jsonl"), options.device) | {
+                "timed": not options.untimed
+            }
             with arm.trainer.averaged():
                 size = (images[1].size(2), images[1].size(3))
                 drawn = sample(arm.trainer.model, config["samples"], size, bf16=arm.training.bf16)
             write_png(results.with_name(f"{results.stem}-{stem}.png"), data.arrays_of(drawn))
-            with open(results, "a") as file:  # last: what has a line is not done again
-                file.write(json.dumps(line) + "\n")
+            add_line(results, line)  # last: what has a line is not done again
             took = time.monotonic() - begin
             print(
                 f"{name}, seed {seed}: {line['valid']:.4f} bits/dim, {line['step_ms']} ms a step, {took:.0f} s in all",

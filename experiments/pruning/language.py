@@ -14,7 +14,6 @@ import json
 import math
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import blocksparse.torch.sparsify as bss
+from blocksparse.models.lines import add_line, read_lines
 
 TARGETS = r"model\.layers\.\d+\.mlp\.(gate|up|down)_proj"
 WINDOW, CONTEXT = 1024, 512  # of the evaluation: the tokens behind the first 512 of each window count
@@ -161,10 +161,8 @@ def main() -> int:
     """Returns the exit status."""
     options, began = parse(), time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    file, done = options.out / "language.jsonl", []
-    for text in file.read_text().splitlines() if file.exists() else []:
-        with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
-            done.append(json.loads(text))
+    file = options.out / "language.jsonl"
+    done = read_lines(file)
     packed, longest = Packed(options.packed, options.device, options.limit), 0.0
     for arm in [Arm("dense", 0.0, 0), *(Arm(*each) for each in GRID)]:
         settings = {name: getattr(options, name) for name in ("steps", "rows", "rate", "seed", "limit")}
@@ -179,8 +177,7 @@ def main() -> int:
         line |= train(arm, packed, options)
         line |= {"torch": torch.__version__, "machine": machine(options.device), "date": time.strftime("%Y-%m-%d")}
         longest = max(longest, time.monotonic() - start)
-        with open(file, "a") as results:
-            results.write(json.dumps(line) + "\n")
+        add_line(file, line)
         print(f"{arm.name}: WikiText-2 {line['wikitext_bits']:.4f} bits per byte, {time.monotonic() - began:.0f} s")
     return 0
 

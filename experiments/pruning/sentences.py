@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 import platform
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import blocksparse.torch.sparsify as bss
+from blocksparse.models.lines import add_line, read_lines
 
 TARGETS = r"bert\.encoder"
 CALIBRATION = 65_536  # tokens for Wanda and OBS
@@ -282,10 +281,8 @@ def main() -> int:
     """Returns the exit status."""
     options, began = parse(), time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    file, done = options.out / "sentences.jsonl", []
-    for text in file.read_text().splitlines() if file.exists() else []:
-        with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
-            done.append(json.loads(text))
+    file = options.out / "sentences.jsonl"
+    done = read_lines(file)
     packed = Packed(options.packed, options.device)
     dense = packed.model().requires_grad_(False)
     judge = Judge(packed, dense, options.limit)
@@ -303,8 +300,7 @@ def main() -> int:
         line |= train(arm, packed, dense, judge, options)
         line |= {"torch": torch.__version__, "machine": machine(options.device), "date": time.strftime("%Y-%m-%d")}
         longest = max(longest, time.monotonic() - start)
-        with open(file, "a") as results:
-            results.write(json.dumps(line) + "\n")
+        add_line(file, line)
         print(
             f"{arm.name}: mean {line['mean']:.2f} %, cosine {line['cosine']:.4f}, {time.monotonic() - began:.0f} s",
             flush=True,

@@ -143,7 +143,7 @@ def test_an_arm_that_fails_does_not_keep_others(tmp_path, capsys, monkeypatch):
 
     with pytest.raises(ValueError, match="1 arms have failed: bad"):
         arms.run_all([arms.Arm({"arm": name}) for name in ("bad", "good")], do, options, [])
-    assert [line["arm"] for line in arms.lines_of(options.output)] == ["good"]
+    assert [line["arm"] for line in arms.read_lines(options.output)] == ["good"]
     assert "bad: failed, out of memory" in capsys.readouterr().err
     options.arms = ["good", "better"]
     with pytest.raises(ValueError, match="there is no arm better, needs one of bad, good"):

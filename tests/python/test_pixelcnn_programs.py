@@ -96,12 +96,12 @@ def test_the_experiment_goes_on(tmp_path, monkeypatch, capsys):
         with pytest.raises(OSError, match="full"):
             run.main()
     assert run.main() == 0  # draws what was not drawn
-    (line,) = run.lines_of(tmp_path / "results.jsonl")
+    (line,) = run.read_lines(tmp_path / "results.jsonl")
     assert [point[0] for point in line["curve"]] == [12, 18]
     assert line["valid"] != line["curve"][-1][3]  # of both test images, and of one
     assert (tmp_path / "results-x2-g2-seed0.png").exists()
     assert run.main() == 0  # has nothing left to do
-    assert len(run.lines_of(tmp_path / "results.jsonl")) == 1
+    assert len(run.read_lines(tmp_path / "results.jsonl")) == 1
     monkeypatch.setitem(sys.modules, "run", run)
     report_of = loaded(ROOT / "experiments" / "pixelcnn" / "report.py", "pixelcnn_report")
     arms_of = report_of.read(tmp_path / "results.jsonl")
