@@ -23,8 +23,10 @@ BS_EXPORT Result<BlockCoordinates> dense(int64_t out_blocks, int64_t in_blocks);
 // round(density * out_blocks * in_blocks) blocks, every such set equally likely.
 BS_EXPORT Result<BlockCoordinates> random(int64_t out_blocks, int64_t in_blocks, double density, int64_t seed);
 
-// `degree` blocks in every row; columns differ by one at most. A regular pattern, mixed by 16 edge swaps a block.
-BS_EXPORT Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, int64_t degree, int64_t seed);
+// `degree` blocks in every row; columns differ by one at most. A regular pattern, mixed by 16 edge swaps a block. With
+// `diagonal` each row of a square pattern has its diagonal block among them, which recurrent matrices need.
+BS_EXPORT Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, int64_t degree, int64_t seed,
+                                                   bool diagonal = false);
 
 // Nodes on a ring, each linked to its `neighbours` nearest (an even number); every link then moves one end to a random
 // node with probability `rewire`. Exactly nodes * (neighbours + 1) blocks.
@@ -54,7 +56,7 @@ BS_EXPORT Result<BlockCoordinates> banded(int64_t nodes, int64_t width);
 BS_EXPORT Result<BlockCoordinates> butterfly(int64_t nodes);
 
 // By name, with positional or named arguments:
-//   dense(out[,in])                 random(out[,in],density)              balanced(out[,in],degree)
+//   dense(out[,in])                 random(out[,in],density)              balanced(out[,in],degree[,diagonal=1])
 //   ws(nodes,neighbours,rewire)     ws2d(height,width,neighbours,rewire)  ba(nodes,links[,extra=E | blocks=B])
 //   diagonal(nodes[,group])         banded(nodes,width)                   butterfly(nodes)
 BS_EXPORT Result<BlockCoordinates> by_name(std::string_view name, int64_t seed);

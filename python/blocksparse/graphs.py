@@ -3,7 +3,7 @@
 Every generator is a pure function of its arguments and seed: the same on every platform. By one-line name, through
 `Layout.from_graph`:
 
-    dense(out[,in])                 random(out[,in],density)              balanced(out[,in],degree)
+    dense(out[,in])                 random(out[,in],density)              balanced(out[,in],degree[,diagonal=1])
     ws(nodes,neighbours,rewire)     ws2d(height,width,neighbours,rewire)  ba(nodes,links[,extra=E | blocks=B])
     diagonal(nodes[,group])         banded(nodes,width)                   butterfly(nodes)
 """
@@ -38,14 +38,28 @@ def random(out_blocks: int, in_blocks: int | None = None, *, density: float, blo
 
 
 def balanced_random(
-    out_blocks: int, in_blocks: int | None = None, *, degree: int, block_size: int, seed: int = 0
+    out_blocks: int,
+    in_blocks: int | None = None,
+    *,
+    degree: int,
+    block_size: int,
+    seed: int = 0,
+    diagonal: bool = False,
 ) -> Layout:
     """`degree` blocks in every row; the columns' counts differ by one at most.
 
+    Args:
+        out_blocks: rows of blocks.
+        in_blocks: columns of blocks (default: as many).
+        degree: blocks in a row.
+        block_size: edge of a block, in features.
+        seed: of the randomness.
+        diagonal: each row of a square grid has its diagonal block among them, which recurrent matrices need.
+
     Raises:
-        ValueError: degree is outside of [0, in_blocks].
+        ValueError: degree is outside of [0, in_blocks], or a diagonal is asked for where there is none.
     """
-    return _graph("balanced", block_size, seed, out_blocks, _or(in_blocks, out_blocks), degree)
+    return _graph("balanced", block_size, seed, out_blocks, _or(in_blocks, out_blocks), degree, int(diagonal))
 
 
 def watts_strogatz(nodes: int, neighbours: int, rewire: float, *, block_size: int, seed: int = 0) -> Layout:

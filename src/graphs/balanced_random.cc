@@ -57,7 +57,8 @@ BlockCoordinates shuffled(int64_t out_blocks, int64_t in_blocks, int64_t degree,
 
 }  // namespace
 
-Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, int64_t degree, int64_t seed) {
+Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, int64_t degree, int64_t seed,
+                                         bool diagonal) {
   BS_RETURN_IF_ERROR(check_nodes("balanced", out_blocks));
   BS_RETURN_IF_ERROR(check_nodes("balanced", in_blocks));
   BS_RETURN_IF_ERROR(check_seed("balanced", seed));
@@ -66,22 +67,29 @@ Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, 
   }
   BS_RETURN_IF_ERROR(check_blocks("balanced", static_cast<double>(out_blocks) * static_cast<double>(degree)));
 
-  if (out_blocks * degree > kManyBlocks && degree <= in_blocks / 4)
+  if (diagonal && (out_blocks != in_blocks || degree < 1)) {
+    return invalid("[balanced] ", out_blocks, " x ", in_blocks, " blocks, degree ", degree,
+                   ": a diagonal needs as many rows as columns, and 1 block or more in a row");
+  }
+  if (!diagonal && out_blocks * degree > kManyBlocks && degree <= in_blocks / 4)
     return shuffled(out_blocks, in_blocks, degree, seed);
 
   // Row r takes the next `degree` columns, going round: distinct within a row, and column counts differ by one at most.
+  // With a diagonal row r begins at column r, and both have one name.
   Random rng(static_cast<uint64_t>(seed));
   std::vector<int32_t> row_name(static_cast<size_t>(out_blocks)), column_name(static_cast<size_t>(in_blocks));
   std::iota(row_name.begin(), row_name.end(), 0);
   std::iota(column_name.begin(), column_name.end(), 0);
   rng.shuffle(row_name);
-  rng.shuffle(column_name);
+  if (diagonal) column_name = row_name;
+  else rng.shuffle(column_name);
   BlockCoordinates c{.out_blocks = out_blocks, .in_blocks = in_blocks, .out = {}, .in = {}};
   PlaceSet places(out_blocks * degree);
   auto place = [in_blocks](int64_t row, int64_t column) { return static_cast<uint64_t>(row * in_blocks + column); };
   for (int64_t i = 0; i < out_blocks * degree; ++i) {
+    const int64_t column = diagonal ? i / degree + i % degree : i;
     c.out.push_back(row_name[static_cast<size_t>(i / degree)]);
-    c.in.push_back(column_name[static_cast<size_t>(i % in_blocks)]);
+    c.in.push_back(column_name[static_cast<size_t>(column % in_blocks)]);
     places.insert(place(c.out.back(), c.in.back()));
   }
 
@@ -89,6 +97,7 @@ Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, 
   const auto blocks = static_cast<int64_t>(c.out.size());
   for (int64_t tries = 16 * blocks; tries > 0; --tries) {
     const auto a = static_cast<size_t>(rng.below(blocks)), b = static_cast<size_t>(rng.below(blocks));
+    if (diagonal && (c.out[a] == c.in[a] || c.out[b] == c.in[b])) continue;
     const uint64_t new_a = place(c.out[a], c.in[b]), new_b = place(c.out[b], c.in[a]);
     if (places.contains(new_a) || places.contains(new_b)) continue;  // refuses swaps within a row or a column as well
     places.erase(place(c.out[a], c.in[a]));

@@ -163,11 +163,12 @@ Result<BlockCoordinates> make(const Call& call, int64_t seed) {
     return random(out, in, density, seed);
   }
   if (call.graph == "balanced") {
-    Reader read(call, "balanced(out[,in],degree)");
+    Reader read(call, "balanced(out[,in],degree[,diagonal=1])");
     const auto [out, in] = read_sides(read, call, 1);
-    const int64_t degree = read.integer("degree");
+    const int64_t degree = read.integer("degree"), diagonal = read.integer("diagonal", 0);
     BS_RETURN_IF_ERROR(read.finish());
-    return balanced_random(out, in, degree, seed);
+    if (diagonal != 0 && diagonal != 1) return invalid("[balanced] diagonal is ", diagonal, ", needs 0 or 1");
+    return balanced_random(out, in, degree, seed, diagonal == 1);
   }
   if (call.graph == "ws") {
     Reader read(call, "ws(nodes,neighbours,rewire)");

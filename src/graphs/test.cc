@@ -29,6 +29,7 @@ TEST(Graphs, HaveTheBlocksTheyPromise) {
   EXPECT_EQ(layout_of("random(10,0.95)").blocks(), 95);
   EXPECT_EQ(layout_of("random(9,9,1)").blocks(), 81);
   EXPECT_EQ(layout_of("balanced(60,40,7)").blocks(), 420);
+  EXPECT_EQ(layout_of("balanced(144,7,diagonal=1)").blocks(), 144 * 7);
   EXPECT_EQ(layout_of("ws(175,6,0.2)").blocks(), 175 * 7);
   EXPECT_EQ(layout_of("ws(5,4,0.5)").blocks(), 25) << "a complete graph has no edge to move";
   EXPECT_EQ(layout_of("ws2d(12,16,8,0.3)").blocks(), 12 * 16 * 9);
@@ -49,9 +50,9 @@ TEST(Graphs, HaveTheBlocksTheyPromise) {
 TEST(Graphs, AreReproducible) {
   const std::pair<const char*, uint64_t> known[] = {
       {"random(64,64,0.1)", 0xd45b12a84bb9ce7au}, {"random(8,6,0.9)", 0xb69acf99e66c7b9bu},
-      {"balanced(60,40,7)", 0xce5b34eeb502baffu}, {"ws(64,6,0.3)", 0x6f4a8a82c2406000u},
-      {"ws2d(8,8,8,0.3)", 0xaeb7b6803e66c5c7u},   {"ba(64,4)", 0xed280e44e9182c34u},
-      {"ba(64,4,10)", 0xf0c99f1d58e05f3eu},
+      {"balanced(60,40,7)", 0xce5b34eeb502baffu}, {"balanced(60,7,diagonal=1)", 0x1477ca8284633beu},
+      {"ws(64,6,0.3)", 0x6f4a8a82c2406000u},      {"ws2d(8,8,8,0.3)", 0xaeb7b6803e66c5c7u},
+      {"ba(64,4)", 0xed280e44e9182c34u},          {"ba(64,4,10)", 0xf0c99f1d58e05f3eu},
   };
   for (const auto& [name, hash] : known) {
     EXPECT_EQ(layout_of(name, 7).hash(), hash)
@@ -61,10 +62,29 @@ TEST(Graphs, AreReproducible) {
 }
 
 TEST(Graphs, BalancedRandomIsBalanced) {
-  for (const char* name : {"balanced(175,175,7)", "balanced(60,40,7)", "balanced(30,90,4)", "balanced(5,5,5)"}) {
+  for (const char* name : {"balanced(175,175,7)", "balanced(60,40,7)", "balanced(30,90,4)", "balanced(5,5,5)",
+                           "balanced(175,7,diagonal=1)"}) {
     const Report r = report(layout_of(name));
     EXPECT_EQ(r.out.min, r.out.max) << name;
     EXPECT_LE(r.in.max - r.in.min, 1) << name;
+  }
+}
+
+TEST(Graphs, BalancedWithADiagonalHasEachOfItsBlocks) {
+  for (const auto& [name, degree] : {std::pair{"balanced(60,7,diagonal=1)", 7},
+                                     {"balanced(5,1,diagonal=1)", 1},
+                                     {"balanced(6,6,diagonal=1)", 6},
+                                     {"balanced(2,2,diagonal=1)", 2}}) {
+    const Layout layout = layout_of(name, 3);
+    const auto starts = layout.row_start(), columns = layout.columns();
+    std::vector<int> of_column(static_cast<size_t>(layout.in_blocks()), 0);
+    for (size_t i = 0; i + 1 < starts.size(); ++i) {
+      const std::set<int32_t> row(columns.begin() + starts[i], columns.begin() + starts[i + 1]);
+      EXPECT_EQ(row.size(), static_cast<size_t>(degree)) << name;
+      EXPECT_TRUE(row.contains(static_cast<int32_t>(i))) << name << " row " << i;
+      for (int32_t column : row) ++of_column[static_cast<size_t>(column)];
+    }
+    for (int count : of_column) EXPECT_EQ(count, degree) << name;
   }
 }
 
@@ -215,6 +235,9 @@ TEST(Graphs, SayWhatIsWrong) {
   expect_error("random(0,4,0.5)", "0 blocks per side");
   expect_error("random(100000,100000,0.9)", "at most");
   expect_error("balanced(4,4,5)", "degree is 5, needs 0 to 4");
+  expect_error("balanced(4,5,2,1)", "4 x 5 blocks, degree 2: a diagonal needs as many rows as columns");
+  expect_error("balanced(4,0,diagonal=1)", "1 block or more in a row");
+  expect_error("balanced(4,2,diagonal=2)", "diagonal is 2, needs 0 or 1");
   expect_error("banded(4,4)", "width is 4");
   expect_error("diagonal(4,0)", "group is 0");
   expect_error("butterfly(12)", "needs a power of two");

@@ -12,6 +12,7 @@ from blocksparse import Layout, graphs
         (graphs.random(9, density=0.3, block_size=8, seed=2), "random(9,0.3)"),
         (graphs.random(9, 5, density=0.3, block_size=8, seed=2), "random(9,5,0.3)"),
         (graphs.balanced_random(12, 8, degree=3, block_size=8, seed=2), "balanced(12,8,3)"),
+        (graphs.balanced_random(12, degree=3, block_size=8, seed=2, diagonal=True), "balanced(12,3,diagonal=1)"),
         (graphs.watts_strogatz(20, 4, 0.2, block_size=8, seed=2), "ws(20,4,0.2)"),
         (graphs.watts_strogatz_torus(6, 5, 4, 0.2, block_size=8, seed=2), "ws2d(6,5,4,0.2)"),
         (graphs.barabasi_albert(20, 3, block_size=8, seed=2), "ba(20,3)"),
@@ -66,6 +67,7 @@ def test_report_reads_well():
     [
         (lambda: graphs.random(4, density=1.5, block_size=8), "density is 1.5"),
         (lambda: graphs.balanced_random(4, degree=5, block_size=8), "degree is 5"),
+        (lambda: graphs.balanced_random(4, 5, degree=2, block_size=8, diagonal=True), "as many rows as columns"),
         (lambda: graphs.watts_strogatz(10, 3, 0.2, block_size=8), "neighbours is 3"),
         (lambda: graphs.barabasi_albert(10, 2, block_size=8, blocks=3), "blocks is 3"),
         (lambda: graphs.butterfly(9, block_size=8), "power of two"),
