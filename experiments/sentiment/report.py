@@ -26,8 +26,11 @@ from blocksparse.models.sentiment import Unit, plot_unit
 SETS = ("cr", "mr", "sst", "imdb", "subj", "mpqa")
 BASELINE = "1- and 2-grams"
 COLORS = {BASELINE: "lightgray", "dense": "dimgray", "ba": "tab:blue", "random": "tab:purple", "ws": "tab:green"}
+COLORS |= {"ba-stride1-inner2": "tab:red", "balanced-stride1-inner2-b128": "tab:orange"}
 NAMES = {BASELINE: "words and pairs of words", "dense": "dense model", "ba": "sparse model, Barabasi-Albert"}
 NAMES |= {"random": "sparse model, random graph", "ws": "sparse model, Watts-Strogatz"}
+NAMES |= {"ba-stride1-inner2": "sparse, two matrices, stride 1, BA"}
+NAMES |= {"balanced-stride1-inner2-b128": "sparse, two matrices, stride 1, balanced, b = 128"}
 
 Errors = dict[str, dict[str, list[float]]]  # of an arm, of a set, each training
 
@@ -60,15 +63,20 @@ def plot(errors: Errors, title: str, path: Path) -> None:
             label = NAMES.get(arm, arm) if name == sets[0] else None
             axes.bar(x, mean, width * 0.92, color=COLORS.get(arm), label=label)
             axes.annotate(
-                f"{mean:.1f}", (x, max(of_arm[name])), (0, 4), textcoords="offset points", ha="center", fontsize=7
+                f"{mean:.1f}",
+                (x, max(of_arm[name])),
+                (0, 4),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7 if len(errors) < 5 else 5.5,
             )
             if len(of_arm[name]) > 1:
                 axes.plot([x] * len(of_arm[name]), of_arm[name], "o", color="black", markersize=2)
     axes.set_xticks(range(len(sets)), [name.upper() for name in sets])
     axes.set(ylabel="error, %", title=title)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_ylim(0, 1.18 * max(value for of_arm in errors.values() for each in of_arm.values() for value in each))
-    axes.legend(frameon=False, ncols=len(errors), loc="upper left", fontsize=8)
+    axes.set_ylim(0, 1.25 * max(value for of_arm in errors.values() for each in of_arm.values() for value in each))
+    axes.legend(frameon=False, ncols=min(len(errors), 3), loc="upper left", fontsize=8)
     figure.savefig(path, dpi=140)
 
 

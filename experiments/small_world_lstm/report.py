@@ -31,7 +31,9 @@ COLORS = {
     "ba-steps256": "tab:cyan",
     "dense-inner2": "dimgray",
     "ba-stride1": "tab:pink",
-    "ba-stride1-inner2": "tab:olive",
+    "ba-stride1-inner2": "tab:red",
+    "ba-stride1-inner2-b128": "tab:brown",
+    "balanced-stride1-inner2-b128": "tab:orange",
 }
 
 Line = dict[str, Any]
@@ -101,7 +103,8 @@ def trials(lines: list[Line]) -> str:
                 continue
             best = min(of.values(), key=bits)
             cells = ", ".join(f"{value:g}: {said(line, line is best)}" for value, line in sorted(of.items()))
-            where = "inside" if setting.is_inside({value: bits(line) for value, line in of.items()}) else "at the edge"
+            inside = setting.is_inside({value: bits(line) for value, line in of.items()})
+            where = "inside" if inside else "at the edge" if len(of) > 1 else "the only one"
             rows.append(f"| {arm} | {updates} | {setting.words} | {cells} | {where} |")
     return "\n".join(rows) + "\n"
 

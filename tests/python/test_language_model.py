@@ -176,9 +176,23 @@ def test_presets_have_the_papers_sizes(name):
     assert (4 + config.inner) * weights == expected[config.hidden] * of_neighbours
     if name in ("dense-1120", "ba-5600"):
         model = LanguageModel(config)
-        ports = config.hidden // config.stride
-        rest = 2 * 64 * ports + 256 * ports + 256 * 64 + 2 * 10 * config.hidden + 4 * ports + 3 * 256
-        assert sum(p.numel() for p in model.parameters()) == expected[config.hidden] + rest
+        assert sum(p.numel() for p in model.parameters()) == expected[config.hidden] + beside_the_matrices(config)
+
+
+def beside_the_matrices(config):
+    """Parameters of input, output, gains and shifts."""
+    ports = config.hidden // config.stride
+    return 6 * 64 * ports + 256 * 64 + 2 * (config.inner + 4) * config.hidden + 4 * ports + 3 * 256
+
+
+def test_presets_below_dense_have_no_more_parameters():
+    dense = PRESETS["dense-3168"]
+    most = 10 * dense.hidden**2 + beside_the_matrices(dense)
+    for name, share in (("ba-18432-inner2", 0.9999), ("balanced-18432-b128", 0.9081)):
+        config = PRESETS[name]
+        blocks = Layout.from_graph(config.graph, config.block, seed=0).blocks
+        total = 6 * blocks * config.block**2 + beside_the_matrices(config)
+        assert share - 1e-4 < total / most < share + 1e-4, total
 
 
 def test_sample(tmp_path):
