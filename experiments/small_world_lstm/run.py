@@ -218,7 +218,8 @@ def choose(
         values = {arm: values_of(setting, config, arm) for arm in arms}
         for arm in arms:
             chosen[arm][setting.field] = values[arm][0]
-        several = {arm: its for arm, its in values.items() if len(its) > 1 and setting.field in options.sweep}
+        least = 1 if options.sweep_only and setting.field == "lr" else 2  # one rate, too, may be asked for
+        several = {arm: its for arm, its in values.items() if len(its) >= least and setting.field in options.sweep}
         lines = Results(options.results).lines()
         known = {arm: known_losses(setting, lines, partial(short, arm), chosen[arm]) for arm in several}
 
@@ -303,7 +304,7 @@ def main() -> int:
     parser.add_argument("--sweep", nargs="*", choices=fields, default=fields, help=what)
     parser.add_argument("--sweep-only", action="store_true", help="choose, train nothing to the end")
     parser.add_argument("--rates", type=float, nargs="+", help="in place of the configuration's, of every arm")
-    parser.add_argument("--trials", type=int, help="rates that are tried for an arm, at least")
+    parser.add_argument("--trials", type=int, help="rates that are tried for an arm, at least; 0: those named alone")
     parser.add_argument("--beside-others", action="store_true", help="the device is shared, so seconds say nothing")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many, to go on later")
     parser.add_argument("--threads", type=int, help="of PyTorch")
@@ -326,7 +327,7 @@ def main() -> int:
     if options.updates or epochs:
         config["training"]["updates"] = options.updates or updates_of(epochs, texts.train.numel(), config["training"])
     config["sweep_updates"] = options.sweep_updates or sweep_updates_of(config, texts.train.numel())
-    config["trials"] = options.trials or config.get("trials", 0)
+    config["trials"] = config.get("trials", 0) if options.trials is None else options.trials
     arms = options.arms or list(config["arms"])
     for arm in arms:
         config["arms"][arm]["rates"] = options.rates or config["arms"][arm]["rates"]

@@ -10,12 +10,14 @@ namespace blocksparse::graphs {
 
 namespace {
 
-// Of so many blocks, 16 tries to swap each take minutes, because every one waits for memory.
-constexpr int64_t kManyBlocks = int64_t{1} << 24;
+// Of so many blocks, 16 tries to swap each take seconds, then minutes, because every one waits for memory. The first
+// number is of old layouts, which stay as they are.
+constexpr int64_t kManyBlocks = int64_t{1} << 24, kManyBlocksWithDiagonal = int64_t{1} << 18;
 
 // Each column as often as it is to be had, in random order, the next `degree` of them for each row. Of columns that a
-// row would then have twice, one is swapped with a block of another row.
-BlockCoordinates shuffled(int64_t out_blocks, int64_t in_blocks, int64_t degree, int64_t seed) {
+// row would then have twice, one is swapped with a block of another row. A row has its diagonal block, if asked for,
+// besides.
+BlockCoordinates shuffled(int64_t out_blocks, int64_t in_blocks, int64_t degree, int64_t seed, bool diagonal) {
   Random rng(static_cast<uint64_t>(seed));
   const int64_t blocks = out_blocks * degree;
   std::vector<int32_t> column_name(static_cast<size_t>(in_blocks)), row_of_column(static_cast<size_t>(in_blocks), -1);
@@ -32,11 +34,12 @@ BlockCoordinates shuffled(int64_t out_blocks, int64_t in_blocks, int64_t degree,
   rng.shuffle(c.in);
   auto has = [&](int32_t row, int32_t column) {
     const auto first = c.in.begin() + row * degree;
-    return std::find(first, first + degree, column) != first + degree;
+    return (diagonal && row == column) || std::find(first, first + degree, column) != first + degree;
   };
   std::vector<size_t> twice;
   for (int32_t row = 0; row < out_blocks; ++row) {
     twice.clear();
+    if (diagonal) row_of_column[static_cast<size_t>(row)] = row;
     for (int64_t i = row * degree; i < (row + 1) * degree; ++i) {
       int32_t& last_row = row_of_column[static_cast<size_t>(c.in[static_cast<size_t>(i)])];
       if (last_row == row) twice.push_back(static_cast<size_t>(i));
@@ -51,6 +54,10 @@ BlockCoordinates shuffled(int64_t out_blocks, int64_t in_blocks, int64_t degree,
       std::swap(c.in[mine], c.in[other]);
       row_of_column[static_cast<size_t>(c.in[mine])] = row;
     }
+  }
+  for (int32_t row = 0; diagonal && row < out_blocks; ++row) {
+    c.out.push_back(row);
+    c.in.push_back(row);
   }
   return c;
 }
@@ -71,8 +78,9 @@ Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, 
     return invalid("[balanced] ", out_blocks, " x ", in_blocks, " blocks, degree ", degree,
                    ": a diagonal needs as many rows as columns, and 1 block or more in a row");
   }
-  if (!diagonal && out_blocks * degree > kManyBlocks && degree <= in_blocks / 4)
-    return shuffled(out_blocks, in_blocks, degree, seed);
+  if (out_blocks * degree > (diagonal ? kManyBlocksWithDiagonal : kManyBlocks) && degree <= in_blocks / 4) {
+    return shuffled(out_blocks, in_blocks, diagonal ? degree - 1 : degree, seed, diagonal);
+  }
 
   // Row r takes the next `degree` columns, going round: distinct within a row, and column counts differ by one at most.
   // With a diagonal row r begins at column r, and both have one name.

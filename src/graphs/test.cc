@@ -70,11 +70,13 @@ TEST(Graphs, BalancedRandomIsBalanced) {
   }
 }
 
+// Beyond 2^18 blocks they are made another way.
 TEST(Graphs, BalancedWithADiagonalHasEachOfItsBlocks) {
   for (const auto& [name, degree] : {std::pair{"balanced(60,7,diagonal=1)", 7},
                                      {"balanced(5,1,diagonal=1)", 1},
                                      {"balanced(6,6,diagonal=1)", 6},
-                                     {"balanced(2,2,diagonal=1)", 2}}) {
+                                     {"balanced(2,2,diagonal=1)", 2},
+                                     {"balanced(9000,33,diagonal=1)", 33}}) {
     const Layout layout = layout_of(name, 3);
     const auto starts = layout.row_start(), columns = layout.columns();
     std::vector<int> of_column(static_cast<size_t>(layout.in_blocks()), 0);

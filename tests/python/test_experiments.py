@@ -172,6 +172,13 @@ def test_rates_and_warmups_are_chosen_on_a_part_of_their_own(tmp_path):
     assert run["valid"] == pytest.approx(bits_per_byte(model, held_out[200:], 4), abs=1e-4)
 
 
+def test_named_rates_alone(tmp_path):
+    words = ["--arms", "ba", "--sweep", "lr", "--sweep-only", "--trials", "0", "--rates", "3e-3"]
+    done, lines = results_of(tmp_path, {**CONFIG, "trials": 4}, *words)
+    assert done.status == 0, done.stderr
+    assert [(line["arm"], line["sweep"], line["lr"]) for line in lines] == [("ba", True, 3e-3)]
+
+
 def test_report_of_rates_that_were_tried(tmp_path):
     pytest.importorskip("matplotlib")
     arms = {"64-b8": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 5e-3]}, "dense": CONFIG["arms"]["dense"]}
