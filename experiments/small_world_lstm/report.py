@@ -34,6 +34,9 @@ COLORS = {
     "ba-stride1-inner2": "tab:red",
     "ba-stride1-inner2-b128": "tab:brown",
     "balanced-stride1-inner2-b128": "tab:orange",
+    "ba-inner2": "tab:cyan",
+    "balanced-512": "tab:red",
+    "balanced-704": "tab:orange",
 }
 
 Line = dict[str, Any]
