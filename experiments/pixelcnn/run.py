@@ -170,9 +170,8 @@ def main() -> int:
             if not arm.go_on(options.out / stem, deadline):
                 print(f"stopped at update {arm.trainer.update} of {arm.training.updates}: the same command goes on")
                 return 0
-            line = arm.line(read_lines(options.out / stem / "log.jsonl"), options.device) | {
-                "timed": not options.untimed
-            }
+            log = read_lines(options.out / stem / "log.jsonl")
+            line = arm.line(log, options.device) | {"timed": not options.untimed}
             with arm.trainer.averaged():
                 size = (images[1].size(2), images[1].size(3))
                 drawn = sample(arm.trainer.model, config["samples"], size, bf16=arm.training.bf16)

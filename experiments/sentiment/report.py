@@ -25,12 +25,15 @@ from blocksparse.models.sentiment import Unit, plot_unit
 
 SETS = ("cr", "mr", "sst", "imdb", "subj", "mpqa")
 BASELINE = "1- and 2-grams"
-COLORS = {BASELINE: "lightgray", "dense": "dimgray", "ba": "tab:blue", "random": "tab:purple", "ws": "tab:green"}
-COLORS |= {"ba-stride1-inner2": "tab:red", "balanced-stride1-inner2-b128": "tab:orange"}
-NAMES = {BASELINE: "words and pairs of words", "dense": "dense model", "ba": "sparse model, Barabasi-Albert"}
-NAMES |= {"random": "sparse model, random graph", "ws": "sparse model, Watts-Strogatz"}
-NAMES |= {"ba-stride1-inner2": "sparse, two matrices, stride 1, BA"}
-NAMES |= {"balanced-stride1-inner2-b128": "sparse, two matrices, stride 1, balanced, b = 128"}
+ARMS = {  # in the order of their bars: name in the legend, colour
+    BASELINE: ("words and pairs of words", "lightgray"),
+    "dense": ("dense model", "dimgray"),
+    "ba": ("sparse model, Barabasi-Albert", "tab:blue"),
+    "random": ("sparse model, random graph", "tab:purple"),
+    "ws": ("sparse model, Watts-Strogatz", "tab:green"),
+    "ba-stride1-inner2": ("sparse, two matrices, stride 1, BA", "tab:red"),
+    "balanced-stride1-inner2-b128": ("sparse, two matrices, stride 1, balanced, b = 128", "tab:orange"),
+}
 
 Errors = dict[str, dict[str, list[float]]]  # of an arm, of a set, each training
 
@@ -45,7 +48,7 @@ def read(paths: list[Path], prefix: str) -> Errors:
                 continue
             arm = features if features == BASELINE else re.sub(r"-\d+$", "", features.removeprefix(prefix))
             errors[arm][line["set"]].append(100 - line["accuracy"])
-    order = list(COLORS)
+    order = list(ARMS)
     return dict(sorted(errors.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
 
@@ -60,8 +63,8 @@ def plot(errors: Errors, title: str, path: Path) -> None:
             if name not in of_arm:
                 continue
             x, mean = i + (k - (len(errors) - 1) / 2) * width, float(np.mean(of_arm[name]))
-            label = NAMES.get(arm, arm) if name == sets[0] else None
-            axes.bar(x, mean, width * 0.92, color=COLORS.get(arm), label=label)
+            words, color = ARMS.get(arm, (arm, None))
+            axes.bar(x, mean, width * 0.92, color=color, label=words if name == sets[0] else None)
             axes.annotate(
                 f"{mean:.1f}",
                 (x, max(of_arm[name])),

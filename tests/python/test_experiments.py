@@ -59,18 +59,17 @@ def size(model):
 def test_configurations_name_models_of_equal_size():
     """Each arm has as many weights between units as another, to 6 %, or as many parameters in all, to 1 %.
 
-    One has 9 % fewer than dense: rows of blocks of 128 with a block more each would have 5 % more.
+    Or it has up to 10 % fewer parameters than dense: rows of large blocks grow by a whole block.
     """
     for path in (EXPERIMENTS / "small_world_lstm" / "configs").glob("*.json"):
         config = json.loads(path.read_text())
         sizes = {arm: size(config["model"] | what["model"]) for arm, what in config["arms"].items()}
-        smaller = sizes.pop("balanced-stride1-inner2-b128", None)
-        assert smaller is None or 0.9 < smaller[1] / sizes["dense"][1] < 0.92
         for arm, (weights, parameters) in sizes.items():
             others = [its for other, its in sizes.items() if other != arm]
             as_heavy = any(weights == pytest.approx(its[0], rel=0.06) for its in others)
-            assert as_heavy or any(parameters == pytest.approx(its[1], rel=0.01) for its in others), arm
-        assert sizes["dense"][1] == pytest.approx(min(its[1] for its in sizes.values()), rel=0.06)
+            as_large = any(parameters == pytest.approx(its[1], rel=0.01) for its in others)
+            assert as_heavy or as_large or 0.9 < parameters / sizes["dense"][1] < 1, arm
+        assert sizes["dense"][1] < 1.11 * min(its[1] for its in sizes.values())
         trials = {max(config.get("trials", 0), len(what["rates"])) for what in config["arms"].values()}
         assert "trials" not in config or len(trials) == 1
 
