@@ -188,7 +188,7 @@ def beside_the_matrices(config):
 def test_presets_below_dense_have_no_more_parameters():
     dense = PRESETS["dense-3168"]
     most = 10 * dense.hidden**2 + beside_the_matrices(dense)
-    for name, share in (("ba-18432-inner2", 0.9999), ("balanced-18432-b128", 0.9081)):
+    for name, share in (("ba-18432-inner2", 0.9999), ("balanced-8192-b128", 0.9606), ("balanced-18432-b128", 0.9081)):
         config = PRESETS[name]
         blocks = Layout.from_graph(config.graph, config.block, seed=0).blocks
         total = 6 * blocks * config.block**2 + beside_the_matrices(config)
