@@ -34,6 +34,7 @@ COLORS = {
     "ba-stride1-inner2": "tab:red",
     "ba-stride1-inner2-b128": "tab:brown",
     "balanced-stride1-inner2-b128": "tab:orange",
+    "balanced-stride1-inner2-b128-8192": "tab:green",
     "ba-inner2": "tab:cyan",
     "balanced-512": "tab:red",
     "balanced-704": "tab:orange",
@@ -119,8 +120,8 @@ def said(line: Line, is_best: bool) -> str:
 
 
 def plot(arms: dict[str, list[Line]], path: Path) -> None:
-    """Two panels, a line for each seed."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    """Two panels, a line for each seed; the legend beside them, for names of arms are long."""
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
     chooses = any("choose" in run and run["choose"] != run["valid"] for runs in arms.values() for run in runs)
     for axes, column, scale, label in zip(
         figure.subplots(1, 2, sharey=True), (0, 1), (1e6, 60), ("MB of text", "minutes of training"), strict=True
@@ -134,7 +135,7 @@ def plot(arms: dict[str, list[Line]], path: Path) -> None:
         axes.grid(alpha=0.25)
     figure.axes[0].set_ylabel("bits per byte, text that chooses" if chooses else "bits per byte, held-out text")
     title = "at the end, mean of seeds" + (",\ntext that is reported" if chooses else "")
-    figure.axes[1].legend(frameon=False, title=title)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, title=title)
     figure.savefig(path, dpi=140)
 
 
