@@ -81,9 +81,10 @@ def test_a_single_image_is_learnt_by_heart():
     trainer = Trainer(replace(TINY, depth=2, dropout=0.0), config, image, "cpu")
     first = trainer.step()
     assert first > 5
-    while trainer.step() > 0.48 and trainer.update < 500:
+    while trainer.step() > 0.5 and trainer.update < 500:  # update 385 on an AMD EPYC, where 500 reach 0.31
         pass
-    assert bits_per_dim(trainer.model, image) < 0.5
+    assert trainer.update < 500
+    assert bits_per_dim(trainer.model, image) < 1  # not 0.5: the last update may make it worse, by 0.04 on one machine
 
 
 def test_adam_has_epsilon_in_the_root():
