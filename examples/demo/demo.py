@@ -37,7 +37,7 @@ import blocksparse
 SLICE_SECONDS = 1.5  # of training between two checkpoints
 OVERHEAD_SECONDS = 40.0  # start, measurements, tests and pictures of a full run on two cores
 CONTENTION = 1.15  # steps take longer while other arms train on the other cores
-QUICK = Settings(width=224, rows=32, time=8, test=1 << 13)
+QUICK = Settings(width=216, links=4, rows=32, time=8, test=1 << 13)
 QUICK_STEPS = 50
 
 

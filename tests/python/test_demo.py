@@ -25,7 +25,7 @@ from blocksparse import graphs  # noqa: E402
 from blocksparse.torch import from_dense  # noqa: E402
 
 model_module = importlib.import_module("smallworld.model")
-SMALL = Settings(width=112, inner=3, rows=4, time=8, test=1 << 10)
+SMALL = Settings(width=112, links=3, inner=3, rows=4, time=8, test=1 << 10)
 SPARSE = [kind for kind in KINDS.values() if kind.graph]
 
 
@@ -61,7 +61,6 @@ def plain(model: Model, weights: list[torch.Tensor], text: torch.Tensor) -> torc
         centred = x - x.mean(-1, keepdim=True)
         return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * gain + shift
 
-    ports = torch.arange(0, model.shape.width, model.shape.stride)
     unit = model.embedding / model.embedding.norm(dim=1, keepdim=True) * model.embedding_gain
     rows = model.output / model.output.norm(dim=1, keepdim=True) * model.output_gain
     lstm, (h, c) = model.lstm, model.start(text.size(1))
@@ -71,14 +70,14 @@ def plain(model: Model, weights: list[torch.Tensor], text: torch.Tensor) -> torc
         for j in range(model.shape.inner):
             h = norm(h @ weights[j].t(), *lstm.matrix_norm[j])
             if j == 0:
-                h = h.index_copy(1, ports, h[:, ports] * m)
+                h = h * m
             if j == 1:
-                h = h.index_add(1, ports, a)
+                h = h + a
             h = h if j == 0 else h.clamp(min=0)
         z = [norm(h @ w.t(), *lstm.gate_norm[:, k]) for k, w in enumerate(weights[-1].chunk(GATES))]
         c = z[1].sigmoid() * c + z[0].sigmoid() * z[2].tanh()
         h = z[3].sigmoid() * c.tanh()
-        logits.append(h[:, ports] @ rows.t() + model.output_bias)
+        logits.append(h @ rows.t() + model.output_bias)
     return torch.stack(logits)
 
 
@@ -148,11 +147,11 @@ def test_arms_have_as_many_parameters(settings: Settings) -> None:
             assert [layout.blocks for layout in arm.layouts] == [nodes * degree] * (settings.inner + 1)
 
 
-def test_count_of_the_literature() -> None:
-    """5600 units in blocks of 32, stride 2 to a multiple of 32, D = 6, beside its dense twin of 1152 units."""
+def test_count() -> None:
+    """1152 dense units, D = 6."""
     dense = count_parameters(Shape(1152, inner=6))
     assert dense == 10 * 1152**2 + 2 * 64 * 1152 + 256 * 1152 + 256 * 64 + 20 * 1152 + 4 * 1152 + 3 * 256
-    assert abs(count_parameters(Shape(5600, inner=6, stride=2), 1225 * 32**2) / dense - 1) < 0.002
+    assert count_parameters(Shape(1152, inner=6), 32**2) == dense - 10 * (1152**2 - 32**2)
 
 
 @pytest.mark.parametrize("kind", SPARSE, ids=[kind.name for kind in SPARSE])
@@ -171,7 +170,7 @@ def test_graphs(kind: arms.Kind) -> None:
         assert shared[-2] < 1
         assert arms.make(kind, Settings()).mix[-1] > 0.99
     else:
-        assert arms.make(kind, Settings()).mix == pytest.approx([7 / 112] * 5)
+        assert arms.make(kind, Settings()).mix == pytest.approx([17 / 68] * 3)
 
 
 # ---- The text --------------------------------------------------------------------------------------------------------

@@ -195,6 +195,13 @@ def test_presets_below_dense_have_no_more_parameters():
         assert share - 1e-4 < total / most < share + 1e-4, total
 
 
+def test_small_presets_have_as_many_parameters():
+    sparse, dense = (LanguageModel(PRESETS[name]) for name in ("small", "dense-small"))
+    counts = [sum(p.numel() for p in model.parameters()) for model in (sparse, dense)]
+    assert counts == [615_168, 614_688]
+    assert (sparse.lstm.gates.layout.density * 64) == 16
+
+
 def test_sample(tmp_path):
     model = LanguageModel(TINY)
     assert sample(model, b"ab", 20, seed=3) == sample(model, b"ab", 20, seed=3)

@@ -106,7 +106,7 @@ def test_hidden_and_graph_belong_together(tmp_path, capsys):
     (tmp_path / "text").write_bytes(sentences(600))
     assert lm("train", "--text", tmp_path / "text", "--out", tmp_path / "out", "--hidden", 64) == 2
     said = capsys.readouterr().err
-    assert "hidden is 64, but graph ba(112,3,blocks=784) in blocks of 8 makes 896" in said
+    assert "hidden is 64, but graph balanced(64,16,diagonal=1) in blocks of 8 makes 512" in said
     assert '--graph "ba(8,3)"' in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()

@@ -18,35 +18,29 @@ GATES = 4
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model: `width` units, of which every `stride`-th is written by the input and read by the output."""
+    """Sizes of a model: `width` units, which the input writes and the output reads."""
 
     width: int
-    inner: int = 4  # matrices that the state goes through before the gates: D of the formulas, 2 or more
-    stride: int = 1
+    inner: int = 2  # matrices that the state goes through before the gates: D of the formulas, 2 or more
     embedding: int = 64
-
-    @property
-    def ports(self) -> int:
-        """Units that input and output touch: P of the formulas."""
-        return -(-self.width // self.stride)
 
 
 def count_parameters(shape: Shape, recurrent: int | None = None) -> int:
     """Parameters of a model whose square matrices have `recurrent` entries each (None: dense)."""
-    n, p, e, v = shape.width, shape.ports, shape.embedding, SYMBOLS
+    n, e, v = shape.width, shape.embedding, SYMBOLS
     recurrent = n * n if recurrent is None else recurrent
     layers = GATES + shape.inner
-    return layers * recurrent + 2 * e * p + v * p + v * e + 2 * layers * n + 4 * p + 3 * v
+    return layers * recurrent + 2 * e * n + v * n + v * e + 2 * layers * n + 4 * n + 3 * v
 
 
 def dense_twin(total: int, shape: Shape) -> Shape:
-    """The dense shape (every unit a port) with as nearly `total` parameters as its width allows.
+    """The dense shape with as nearly `total` parameters as its width allows.
 
     A width that is a multiple of 8, or of 4, is taken if it is within 1 %: it is kinder to the dense kernels.
     """
 
     def at(width: int) -> Shape:
-        return Shape(width, shape.inner, 1, shape.embedding)
+        return Shape(width, shape.inner, shape.embedding)
 
     def error(width: int) -> float:
         return abs(count_parameters(at(width)) / total - 1)
@@ -65,14 +59,14 @@ class Model(nn.Module):
     """Predicts the next byte, by `DeepUpdateLSTM`. For bytes x_t, with linear(h) = LayerNorm(W h), each with its own W,
     gain and shift:
 
-        m, a = linear_m(e), linear_a(e)                  e = embedding of x_t; into the ports alone
+        m, a = linear_m(e), linear_a(e)                  e = embedding of x_t
         h = linear_0(h) * m
         h = relu(linear_1(h) + a)
         h = relu(linear_j(h))                            j = 2 .. inner - 1
         i, f, g, o = linear_{i, f, g, o}(h)              the shift of f begins as 1; the 2017 code added that twice
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h = sigmoid(o) * tanh(c)
-        logits = V h + bias                              from the ports alone; rows of V have a norm of their own
+        logits = V h + bias                              rows of V have a norm of their own
 
     Args:
         shape: the sizes.
@@ -83,13 +77,13 @@ class Model(nn.Module):
 
     def __init__(self, shape: Shape, layouts: Sequence[Layout] | None = None) -> None:
         super().__init__()
-        n, p, e, self.shape = shape.width, shape.ports, shape.embedding, shape
+        n, e, self.shape = shape.width, shape.embedding, shape
         if layouts is not None and len(layouts) != shape.inner + 1:
             raise ValueError(f"[model] {len(layouts)} layouts, needs {shape.inner + 1}: {shape.inner} and the gates'")
         self.embedding = nn.Parameter(nn.init.orthogonal_(torch.empty(SYMBOLS, e)))
         self.embedding_gain = nn.Parameter(torch.ones(SYMBOLS, 1))
-        self.lstm = bst.DeepUpdateLSTM(e, n, layouts, shape.inner, shape.stride)
-        self.output = nn.Parameter(torch.randn(SYMBOLS, p) * 0.02)
+        self.lstm = bst.DeepUpdateLSTM(e, n, layouts, shape.inner)
+        self.output = nn.Parameter(torch.randn(SYMBOLS, n) * 0.02)
         self.output_gain = nn.Parameter(torch.ones(SYMBOLS, 1))
         self.output_bias = nn.Parameter(torch.zeros(SYMBOLS))
 
@@ -103,5 +97,4 @@ class Model(nn.Module):
         h, c = (part.unsqueeze(0) for part in state)
         y, (h, c) = self.lstm(functional.embedding(text, table), (h, c))
         weight = functional.normalize(self.output) * self.output_gain
-        read = y[..., :: self.shape.stride]  # [time, n, ports]
-        return functional.linear(read, weight, self.output_bias), (h.squeeze(0), c.squeeze(0))
+        return functional.linear(y, weight, self.output_bias), (h.squeeze(0), c.squeeze(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,15 +132,17 @@ def _draw_mix(axis: Any, arm: Arm) -> None:
 def draw_curves(runs: Sequence[Run], file: Path) -> None:
     """Bits per byte while training, against bytes and against seconds."""
     figure, (axes,) = _figure(1, 2, 12, 4.6, sharey=True)
+    low = math.log2(256)
     for run in runs:
         size = run.settings.rows * run.settings.time
         bits = smooth(run.bits, max(1, len(run.bits) // 25))
+        low = min(low, *bits, run.test or low)
         read = [size * (step + 1) / 1e3 for step in range(len(bits))]
         for axis, x in ((axes[0], read), (axes[1], list(accumulate(run.seconds)))):
             axis.plot(x, bits, color=run.arm.kind.color, label=f"{run.arm.kind.title}: {run.test:.2f} in the test")
             axis.plot(x[-1], run.test, "o", color=run.arm.kind.color)
-    low = min(min(*run.bits, run.test or 8.0) for run in runs)
-    axes[0].set(xlabel="kB of text read", ylabel="bits per byte", ylim=(low - 0.1, 5), title="For the same text")
+    axes[0].set(xlabel="kB of text read", ylabel="bits per byte", title="For the same text")
+    axes[0].set(ylim=(low - 0.1, low + 1.5))
     axes[1].set(xlabel="seconds on one core", title="For the same time")
     axes[0].legend(frameon=False)
     for axis in axes:
