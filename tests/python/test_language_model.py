@@ -199,7 +199,7 @@ def test_small_presets_have_as_many_parameters():
     sparse, dense = (LanguageModel(PRESETS[name]) for name in ("small", "dense-small"))
     counts = [sum(p.numel() for p in model.parameters()) for model in (sparse, dense)]
     assert counts == [615_168, 614_688]
-    assert sparse.lstm.gates.layout.blocks == 64 * 16
+    assert sparse.lstm.gates.layout.density == 16 / 64
 
 
 def test_sample(tmp_path):
