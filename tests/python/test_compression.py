@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_language_model import SHORT, TINY, lm, sentences
+from tiny_language_models import SHORT, TINY, lm, sentences
 
 from blocksparse.models.language import LanguageModel, ModelConfig, bits_per_byte, compression
 from blocksparse.models.language.compression import CompressionError, Header, compress, decompress

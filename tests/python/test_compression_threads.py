@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_language_model import TINY
+from tiny_language_models import TINY
 
 from blocksparse.models.language import LanguageModel
 from blocksparse.models.language.compression import CompressionError, Header, compress, decompress

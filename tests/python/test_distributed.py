@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from ranks import run_package, run_program, run_ranks
-from test_language_model import SHORT, TINY, lm, sentences
+from tiny_language_models import SHORT, SIZE, TINY, lm, sentences
 
 from blocksparse.models import checkpoint
 from blocksparse.models.distributed import World
@@ -14,7 +14,6 @@ from blocksparse.models.language.training import TrainConfig, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--stride", 2, "--embedding", 16]
 HOW = ["--updates", 8, "--batch", 8, "--steps", 16, "--lr", 1e-3, "--warmup", 4, "--save-every", 4]
 
 

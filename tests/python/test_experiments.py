@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ranks import run_forked, run_script
-from test_language_model import SHORT, TINY, sentences
+from tiny_language_models import SHORT, TINY, sentences
 
 from blocksparse.models.language import LanguageModel, ModelConfig, bits_per_byte
 from blocksparse.models.language.training import Trainer, load_model, read_text, train

@@ -1,7 +1,6 @@
 """The language model and its command line, on text that is made here."""
 
 import json
-import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 from test_torch_averages import as_of_version_01
+from tiny_language_models import SHORT, TINY, lm, same, sentences, weights
 
-from blocksparse import Layout, __main__
+from blocksparse import Layout
 from blocksparse.models import checkpoint
 from blocksparse.models.language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, chunks, sample
 from blocksparse.models.language.stepping import Stepper
@@ -19,34 +19,12 @@ from blocksparse.models.sentiment.features import cell_states
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TINY = ModelConfig(hidden=64, graph="ba(8,2)", block=8, inner=2, stride=2, embedding=16)
-SHORT = TrainConfig(updates=12, batch=8, steps=16, lr=4e-3, warmup=4)
-
-
-def sentences(count, seed=0):
-    """A language of few words."""
-    rng = random.Random(seed)
-    words = [["the", "a", "every"], ["red", "small", "sparse"], ["block", "graph", "wolf"], ["sees", "is", "eats"]]
-    return " ".join(" ".join(rng.choice(kind) for kind in words) + "." for _ in range(count)).encode()
-
 
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(sentences(600))
     return path
-
-
-def lm(*words):
-    return __main__.main(["lm", *map(str, words)])
-
-
-def weights(trainer):
-    return {**trainer.model.state_dict(), **{f"ema {k}": v for k, v in trainer.ema.items()}}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def test_checkpoints_of_version_01(text, tmp_path):

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from ranks import run_forked, run_program
-from test_language_model import SHORT, TINY, lm, sentences
+from tiny_language_models import SHORT, SIZE, TINY, lm, sentences
 
 from blocksparse.models import checkpoint
 from blocksparse.models.files import write_whole
@@ -19,7 +19,6 @@ from blocksparse.models.language.training import TrainConfig, Trainer, load_mode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--stride", 2, "--embedding", 16]
 HOW = ["--updates", 12, "--batch", 8, "--steps", 16, "--lr", 4e-3, "--warmup", 4]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from ranks import run_forked, run_package
-from test_language_model import SHORT, TINY, lm, same, sentences
+from tiny_language_models import SHORT, TINY, lm, same, sentences
 
 from blocksparse.models import checkpoint
 from blocksparse.models.language.training import Trainer, read_text, train

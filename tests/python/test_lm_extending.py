@@ -1,7 +1,7 @@
 """A training that goes on with another number of updates."""
 
 import pytest
-from test_language_model import SHORT, TINY, lm, sentences
+from tiny_language_models import SHORT, SIZE, TINY, lm, sentences
 
 from blocksparse.models import checkpoint
 from blocksparse.models.language.config import TrainConfig
@@ -9,7 +9,6 @@ from blocksparse.models.language.training import Trainer, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--stride", 2, "--embedding", 16]
 HOW = ["--batch", 8, "--steps", 16, "--lr", 4e-3, "--warmup", 2, "--device", "cpu"]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from ranks import run_forked, run_package
-from test_language_model import lm, sentences
+from tiny_language_models import SIZE, lm, sentences
 
 import blocksparse
 from blocksparse.__main__ import main
@@ -22,7 +22,6 @@ from blocksparse.models.language.options import add_parser
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--stride", 2, "--embedding", 16]
 HOW = ["--updates", 12, "--batch", 8, "--steps", 16, "--lr", 4e-3, "--warmup", 4]
 
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from ranks import free_port
-from test_language_model import SHORT, TINY, lm, same, sentences
+from tiny_language_models import SHORT, SIZE, TINY, lm, same, sentences
 
 from blocksparse.models import checkpoint
 from blocksparse.models.files import remove_leftovers, write_whole
@@ -21,7 +21,6 @@ from blocksparse.models.language.training import Trainer, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--stride", 2, "--embedding", 16]
 HOW = ["--updates", 12, "--batch", 8, "--steps", 16, "--lr", 4e-3, "--warmup", 4, "--device", "cpu"]
 HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_language_model import SHORT, TINY, same, sentences, weights
+from tiny_language_models import SHORT, TINY, same, sentences, weights
 
 import blocksparse
 from blocksparse.models.language import LanguageModel, ModelConfig, bits_per_byte

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_language_model import TINY, lm, sentences
+from tiny_language_models import TINY, lm, sentences
 
 from blocksparse.models.language import LanguageModel
 from blocksparse.models.sentiment import (
