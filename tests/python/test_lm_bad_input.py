@@ -43,11 +43,14 @@ def refused(capsys, words, message):
 
 def test_bad_text(tmp_path, text, capsys):
     out = ["--out", tmp_path / "out"]
-    refused(capsys, ["train", "--text", tmp_path / "none", *out], "No such file")
+    refused(capsys, ["train", "--text", tmp_path / "none", *out], "none could not be read: No such file")
     (tmp_path / "empty").write_bytes(b"")
     refused(capsys, ["train", "--text", tmp_path / "empty", *out], "no text in there")
     (tmp_path / "short").write_bytes(b"abc" * 100)
     refused(capsys, ["train", "--text", tmp_path / "short", *out], "text has 285 bytes, needs batch * steps + 1 = 4097")
+    (tmp_path / "almost").write_bytes(b"abc" * 1400)
+    held_out = "text has 4200 bytes, of which the last 210 are held out to be evaluated; needs 4097 before them"
+    refused(capsys, ["train", "--text", tmp_path / "almost", *out], held_out)
     (tmp_path / "one").write_bytes(b"a")
     refused(
         capsys, ["train", "--text", text, *out, "--valid", tmp_path / "one"], "to be evaluated has 1 bytes, needs 2"
@@ -55,9 +58,11 @@ def test_bad_text(tmp_path, text, capsys):
     refused(
         capsys,
         ["train", "--text", text, *out, "--lr", 0],
-        "lr is 0.0, clip 1.0, ema 0.999, warmup 100; lr and clip need",
+        "lr is 0.0, clip 1.0, ema 0.999, warmup 100; needs lr and clip above 0",
     )
     refused(capsys, ["train", "--text", text, *out, "--min-lr-ratio", 1.5], "min_lr_ratio is 1.5, needs 0 to 1")
+    refused(capsys, ["train", "--text", text, *out, "--ema", 1], "ema 1.0, warmup 100; needs lr and clip above 0")
+    refused(capsys, ["train", "--text", text, *out, "--inner", -1], "inner is -1, needs 2 or more")
     refused(capsys, ["train", "--text", text, *out, "--hidden", 100], "needs a multiple of the block size")
     refused(capsys, ["train", "--text", text, *out, "--graph", "tree(3)"], "tree")
     assert not (tmp_path / "out").exists()
@@ -93,7 +98,7 @@ def test_bad_checkpoints(tmp_path, text, trained, capsys):
 
 
 def test_text_that_cannot_be_read(tmp_path, capsys):
-    refused(capsys, ["train", "--text", tmp_path, "--out", tmp_path / "out"], "Is a directory")
+    refused(capsys, ["train", "--text", tmp_path, "--out", tmp_path / "out"], "is a folder, needs to be a file")
 
 
 def test_text_need_not_be_utf8(tmp_path):
@@ -262,6 +267,7 @@ def test_what_is_read_is_not_overwritten(trained, tmp_path, capsys):
         for command in (["features", trained, "--labels", rows], ["compress", trained, rows]):
             refused(capsys, [*command, "-o", out, "--force"], f"{out} is read, needs to be another file")
     features = ["features", trained, "--labels", rows, "-o", tmp_path / "features"]
+    refused(capsys, [*features[:-1], "-"], "--out is -, needs a file")
     assert lm(*features) == 0
     refused(capsys, features, "is there already: --force overwrites it")
     assert lm(*features, "--force") == 0

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All complete ones, [] without a file. Half a line, of a disk that was full, is left out."""
+def read_lines(path: Path, keys: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """All complete ones, [] without a file. Half a line, of a disk that was full, is left out.
+
+    Raises:
+        ValueError: a line is no object, or lacks one of the keys.
+    """
     lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
+    for number, text in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
         with suppress(json.JSONDecodeError):
-            lines.append(json.loads(text))
+            line = json.loads(text)
+            missing = [key for key in keys if key not in line] if isinstance(line, dict) else ["an object"]
+            if missing:
+                raise ValueError(f"{path}, line {number} is no line of results, needs {', '.join(missing)}")
+            lines.append(line)
+    return lines
+
+
+def need_lines(path: Path, keys: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """As `read_lines`; raises ValueError where there is no file, or no line in it."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    lines = read_lines(path, keys)
+    if not lines:
+        raise ValueError(f"{path} has no line of results")
     return lines
 
 

@@ -67,6 +67,8 @@ def _check_out(arguments: argparse.Namespace, out: Path, read: Path) -> None:
 
 
 def _features(arguments: argparse.Namespace, model: LanguageModel) -> None:
+    if str(arguments.out) == "-":
+        raise ValueError("[lm] --out is -, needs a file: features are not written to standard output")
     _check_out(arguments, arguments.out, arguments.labels)
     skip = arguments.bad_rows == "skip"
     examples = read_labelled(arguments.labels, skip_bad_rows=skip, tokenised=arguments.tokenised)

@@ -36,6 +36,8 @@ class ModelConfig:
             raise ValueError(f"[lm] embedding is {self.embedding} and hidden {self.hidden}, needs 1 or more")
         if not 1 <= self.stride <= self.hidden:
             raise ValueError(f"[lm] stride is {self.stride}, needs 1 to {self.hidden}, the units")
+        if self.inner < 2:
+            raise ValueError(f"[lm] inner is {self.inner}, needs 2 or more")
         if self.graph and self.block > 0 and self.hidden % self.block != 0:
             raise ValueError(f"[lm] hidden is {self.hidden}, needs a multiple of the block size {self.block}")
 
@@ -97,7 +99,8 @@ class TrainConfig:
                 raise ValueError(f"[lm] {name} is {getattr(self, name)}, needs 1 or more")
         if not (0 < self.lr < math.inf and self.clip > 0 and 0 <= self.ema < 1 and self.warmup >= 0):
             given = f"lr is {self.lr}, clip {self.clip}, ema {self.ema}, warmup {self.warmup}"
-            raise ValueError(f"[lm] {given}; lr and clip need to be above 0, ema 0 to 1, warmup 0 or more")
+            needs = "lr and clip above 0, ema at least 0 and below 1, warmup 0 or more"
+            raise ValueError(f"[lm] {given}; needs {needs}")
         if not 0 <= self.min_lr_ratio <= 1:
             raise ValueError(f"[lm] min_lr_ratio is {self.min_lr_ratio}, needs 0 to 1")
         check_seed(self.seed)

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace, world: World, device: torch.device) -> in
         take_updates(arguments, checkpoint.LM)
         config = TrainConfig(**given(arguments, TrainConfig))
         check_updates("lm", save_every=arguments.save_every, until=arguments.until)  # before there is a folder
-        text, valid = _texts(arguments)
+        text, valid = _texts(arguments, config.batch * config.steps + 1)
         trainer = Trainer(model, config, text, device, world)
         about = f"mix {', '.join(f'{m:.1%}' for m in trainer.model.mix()) or '(dense)'}"
         evaluate = None if valid is None else evaluation(trainer, valid)
@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace, world: World, device: torch.device) -> in
         return run_training(arguments, trainer, about, evaluate, reporter, stop, stack)
 
 
-def _texts(arguments: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
-    """What is trained on, and what is evaluated."""
+def _texts(arguments: argparse.Namespace, least: int) -> tuple[Tensor, Tensor | None]:
+    """What is trained on, `least` bytes or more, and what is evaluated."""
     text = read_text(arguments.text)
     if arguments.valid:
         valid = read_text(arguments.valid)
@@ -52,6 +52,9 @@ def _texts(arguments: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
             raise ValueError(f"[lm] the text to be evaluated has {valid.numel()} bytes, needs 2 or more")
         return text, valid
     cut = text.numel() - min(VALID_BYTES, text.numel() // 20)
+    if cut < least <= text.numel():
+        given = f"text has {text.numel()} bytes, of which the last {text.numel() - cut} are held out to be evaluated"
+        raise ValueError(f"[lm] {given}; needs {least} before them, or --valid with another text")
     return text[:cut], text[cut:] if text.numel() - cut >= 2 else None
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...torch.recurrent import State
 from .. import checkpoint, loop
 from ..distributed import ALONE, World, device_of
+from ..files import read_whole
 from ..log import LINE as LINE
 from ..trainer import SUMS as SUMS
 from ..trainer import Trainer as BaseTrainer
@@ -31,7 +32,7 @@ def read_text(paths: list[Path]) -> Tensor:
         OSError: one cannot be read.
         ValueError: there is nothing in them.
     """
-    data = b"".join(path.read_bytes() for path in paths)
+    data = b"".join(map(read_whole, paths))
     if not data:
         raise ValueError(f"[lm] {', '.join(map(str, paths))}: no text in there")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

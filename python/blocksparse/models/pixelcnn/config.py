@@ -146,7 +146,8 @@ class TrainConfig:
         rates = 0 < self.lr < math.inf and 0 < self.lr_decay <= 1
         if not (rates and 0 <= self.ema < 1 and self.warmup >= 0):
             given = f"lr is {self.lr}, lr_decay {self.lr_decay}, ema {self.ema}, warmup {self.warmup}"
-            raise ValueError(f"[pixelcnn] {given}; needs lr above 0, lr_decay and ema 0 to 1, warmup 0 or more")
+            needs = "lr above 0, lr_decay above 0 and 1 at most, ema at least 0 and below 1, warmup 0 or more"
+            raise ValueError(f"[pixelcnn] {given}; needs {needs}")
         check_seed(self.seed)
 
     def rate(self, update: int) -> float:
