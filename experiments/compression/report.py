@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from blocksparse.models.lines import read_lines
+from blocksparse.models.lines import need_lines
 
 Line = dict[str, Any]
 
+KEYS = ("file", "bytes", "by", "compressed", "seconds", "bits_per_byte", "machine")  # of each line
 REFERENCE = "xz -9e"
 HEAD = ("by", "bytes", "bits per byte", f"beside `{REFERENCE}`", "seconds", "back", "on", "model, MB in bf16")
 
@@ -53,7 +54,7 @@ def main() -> int:
     parser.add_argument("results", type=Path, nargs="+", help="JSON lines that run.py has written")
     parser.add_argument("--out", type=Path, required=True, help="Markdown")
     options = parser.parse_args()
-    text = tables([line for path in options.results for line in read_lines(path)])
+    text = tables([line for path in options.results for line in need_lines(path, KEYS)])
     options.out.write_text(text)
     print(text)
     return 0

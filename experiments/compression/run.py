@@ -95,7 +95,7 @@ def pack(name: str, data: bytes, check: bool = True) -> dict[str, Any]:
 def pack_behind(name: str, data: bytes, text: bytes) -> dict[str, Any]:
     """A packer's line of what a file adds behind a text."""
     alone, both = pack(name, text, check=False), pack(name, text + data)
-    return {**both, "compressed": both["compressed"] - alone["compressed"], "behind": len(text)}
+    return {**both, "compressed": both["compressed"] - alone["compressed"]}
 
 
 def by_model(model: LanguageModel, data: bytes, options: argparse.Namespace) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def is_known(line: dict[str, Any], record: Path) -> bool:
         ValueError: there is one with these names that is of something else.
     """
     names = ("file", "by", "device", "behind")
-    for known in read_lines(record):
+    for known in read_lines(record, (*names, "bytes")):
         if any(known[name] != line[name] for name in names):
             continue
         differs = [what for what, value in line.items() if known.get(what, value) != value]
@@ -175,7 +175,12 @@ def main() -> int:
     options = parse()
     if options.threads:
         torch.set_num_threads(options.threads)
+    for name in ("first", "streams", "check"):
+        given = getattr(options, name)
+        if given is not None and given < 1:
+            raise ValueError(f"--{name} is {given}, needs 1 or more")
     options.results.parent.mkdir(parents=True, exist_ok=True)
+    behind = options.behind.read_bytes() if options.behind else b""
     packers = [] if options.packers is None else options.packers or list(PACKERS)
     for file in options.file:
         name, path = parts(file, "--file")
@@ -186,7 +191,8 @@ def main() -> int:
         for by in [*packers, *options.model]:
             key: dict[str, Any] = {"file": name, "bytes": len(data), "sha256": content}
             if by in PACKERS:
-                key |= {"by": by, "device": "cpu", "behind": options.behind.stat().st_size if options.behind else 0}
+                key |= {"by": by, "device": "cpu", "behind": len(behind)}
+                key |= {"behind_sha256": hashlib.sha256(behind).hexdigest()[:12]} if behind else {}
             else:
                 whose, checkpoint = parts(by, "--model")
                 model = load_model(checkpoint, options.device)
@@ -197,7 +203,7 @@ def main() -> int:
             if by not in PACKERS:
                 about = by_model(model, data, options)
             else:
-                about = pack_behind(by, data, options.behind.read_bytes()) if options.behind else pack(by, data)
+                about = pack_behind(by, data, behind) if behind else pack(by, data)
             line = {**key, **about, "bits_per_byte": round(8 * about["compressed"] / len(data), 4)}
             line |= {"blocksparse": __version__, "date": time.strftime("%Y-%m-%d")}
             add_line(options.results, line)

@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from blocksparse.models.lines import read_lines
+from blocksparse.models.lines import need_lines
 from blocksparse.models.sentiment import Unit, plot_unit
 
 SETS = ("cr", "mr", "sst", "imdb", "subj", "mpqa")
@@ -42,7 +42,7 @@ def read(paths: list[Path], prefix: str) -> Errors:
     """Errors in percent of all texts: of words, and of the features whose names begin so."""
     errors: Errors = defaultdict(lambda: defaultdict(list))
     for path in paths:
-        for line in read_lines(path):
+        for line in need_lines(path, ("set", "features", "limit", "accuracy")):
             features = line["features"]
             if line["limit"] is not None or not (features == BASELINE or features.startswith(prefix)):
                 continue

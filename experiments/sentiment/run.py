@@ -11,6 +11,7 @@ a file of results, each with models of its own.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import time
 from dataclasses import asdict
@@ -87,9 +88,18 @@ def some(examples: Examples, limit: int | None) -> Examples:
     return Examples([examples.texts[i] for i in rows], [examples.labels[i] for i in rows])
 
 
+def digest_of_texts(examples: Examples) -> str:
+    """Of texts and labels, in their order."""
+    whole = hashlib.sha256()
+    for text, label in zip(examples.texts, examples.labels, strict=True):
+        whole.update(hashlib.sha256(text).digest() + str(label).encode())
+    return whole.hexdigest()[:12]
+
+
 def features_of(model: LanguageModel, name: str, examples: Examples, path: Path, options: argparse.Namespace) -> Any:
     """From the file, if it is of this very model and these texts; else by reading them all."""
     about = {"model": digest_of(model).hex(), "set": name, "texts": len(examples), "bf16": options.bf16}
+    about["sha256"] = digest_of_texts(examples)
     if path.exists():
         features, _, found = load_features(path)
         if found == about:
@@ -139,7 +149,7 @@ def pictures(
 
 def lines_of(record: Path, limit: int | None) -> list[dict[str, Any]]:
     """The lines of results that are of as many texts."""
-    return [line for line in read_lines(record) if line["limit"] == limit]
+    return [line for line in read_lines(record, ("set", "features", "limit")) if line["limit"] == limit]
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -161,17 +171,30 @@ def right_rows(out: Path, features: str, name: str, limit: int | None) -> Path:
     return out / f"{'words' if features == BASELINE else features}-{name}{'' if limit is None else f'-{limit}'}.npy"
 
 
-def pairs(out: Path, features: list[str], limit: int | None) -> str:
-    """Which of two models is right where the other is not, as Markdown; of sets of which `out` knows both."""
-    rows = []
+def pairs(record: Path, out: Path, features: list[str], limit: int | None) -> list[dict[str, Any]]:
+    """Which of two models is right where the other is not: lines of a file, with those that `out` knows now."""
+    known = {(line["set"], *line["features"]): line for line in lines_of(record, limit)}
     for name in SETS:
-        known = [(f, right_rows(out, f, name, limit)) for f in features if right_rows(out, f, name, limit).exists()]
-        for (one, its), (other, others) in combinations(known, 2):
-            only, only_other, p = mcnemar(np.load(its), np.load(others))
-            rows.append(f"| {name.upper()} | {one}, {other} | {only} | {only_other} | {p:.2g} |")
-    if not rows:
+        rows = {f: np.load(path) for f in features if (path := right_rows(out, f, name, limit)).exists()}
+        for one, other in combinations(rows, 2):
+            only, only_other, p = mcnemar(rows[one], rows[other])
+            line = {"set": name, "features": [one, other], "limit": limit, "first": only, "second": only_other}
+            line["p"] = float(f"{p:.2g}")
+            if known.get((name, one, other)) != line:
+                known[name, one, other] = line
+                add_line(record, line)
+    return sorted(known.values(), key=lambda line: (SETS.index(line["set"]), *map(features.index, line["features"])))
+
+
+def table_of_pairs(lines: list[dict[str, Any]]) -> str:
+    """As Markdown; "" without any."""
+    if not lines:
         return ""
     head = "| set | models | right by the first alone | by the second alone | p of McNemar's test |"
+    rows = []
+    for line in lines:
+        cells = (line["set"].upper(), ", ".join(line["features"]), line["first"], line["second"], f"{line['p']:.2g}")
+        rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(["", head, "| --- | --- | --- | --- | --- |", *rows]) + "\n"
 
 
@@ -183,7 +206,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--limit", type=int, help="texts of each part: for a first look")
     parser.add_argument("--out", type=Path, required=True, help="folder of the features and of the coloured texts")
-    parser.add_argument("--results", type=Path, required=True, help="NAME.jsonl, NAME.md and NAME-*.png are written")
+    parser.add_argument("--results", type=Path, required=True, help="NAME.jsonl, NAME-pairs.jsonl, NAME.md are written")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--no-words", action="store_true", help="leave out the words and pairs of words")
     parser.add_argument("--batch", type=int, default=128, help="texts side by side")
@@ -212,8 +235,12 @@ def main() -> int:
         if done >= set(wanted):
             continue
         examples, splits = read_set(name, options.data, options.limit, options.bad_rows == "skip")
+        content = digest_of_texts(examples)
+        if any(line.get("sha256", content) != content for line in lines if line["set"] == name):
+            raise ValueError(f"{record} has {name} of other texts: --results names another file")
         for features in [f for f in wanted if f not in done]:
             line: dict[str, Any] = {"set": name, "features": features, "limit": options.limit}
+            line["sha256"] = content
             right = right_rows(options.out, features, name, options.limit)
             if features == BASELINE:
                 line |= judge(bag_of_ngrams(examples.texts), examples, splits, None, right)
@@ -231,7 +258,8 @@ def main() -> int:
             print(f"{name} {features}: {line['accuracy']:.1f} %", flush=True)
     lines = lines_of(record, options.limit)  # those of other processes, too
     known = dict.fromkeys([BASELINE, *models, *(line["features"] for line in lines)])
-    report = table(lines) + pairs(options.out, list(known), options.limit)
+    its_pairs = pairs(record.with_name(f"{record.stem}-pairs.jsonl"), options.out, list(known), options.limit)
+    report = table(lines) + table_of_pairs(its_pairs)
     options.results.with_suffix(".md").write_text(report)
     print(report)
     return 0

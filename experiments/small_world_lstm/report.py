@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections import defaultdict
+import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from sweeps import SETTINGS, bits
 
-from blocksparse.models.lines import read_lines
+from blocksparse.models.lines import need_lines
 
 COLORS = {
     "dense": "black",
@@ -42,6 +43,8 @@ COLORS = {
 
 Line = dict[str, Any]
 
+KEYS = ("name", "arm", "sweep", "seed", "lr", "parameters", "graph", "hidden")  # of each line
+
 
 def by_arm(lines: list[Line]) -> dict[str, list[Line]]:
     """Runs, the best arm first; sweeps are left out. Runs of several lengths are arms of their own."""
@@ -59,8 +62,10 @@ def mean(runs: list[Line], key: str) -> float:
 
 
 def alone(runs: list[Line]) -> list[Line]:
-    """Those whose seconds count, if there are any."""
-    return [run for run in runs if run.get("alone", True)] or runs
+    """Those whose seconds count, if there are any: of one machine, the one with most of them."""
+    its = [run for run in runs if run.get("alone", True)] or runs
+    most, _ = Counter(run["machine"] for run in its).most_common(1)[0]
+    return [run for run in its if run["machine"] == most]
 
 
 def seconds(runs: list[Line]) -> float:
@@ -109,14 +114,16 @@ def trials(lines: list[Line]) -> str:
             cells = ", ".join(f"{value:g}: {said(line, line is best)}" for value, line in sorted(of.items()))
             inside = setting.is_inside({value: bits(line) for value, line in of.items()})
             where = "inside" if inside else "at the edge" if len(of) > 1 else "the only one"
+            where = "none" if best.get("diverged") else where
             rows.append(f"| {arm} | {updates} | {setting.words} | {cells} | {where} |")
     return "\n".join(rows) + "\n"
 
 
 def said(line: Line, is_best: bool) -> str:
     """Its bits in words."""
-    text = "diverged" if line.get("diverged") else f"{bits(line):.3f}"
-    return f"**{text}**" if is_best else text
+    if line.get("diverged"):
+        return "diverged"
+    return f"**{bits(line):.3f}**" if is_best else f"{bits(line):.3f}"
 
 
 def plot(arms: dict[str, list[Line]], path: Path) -> None:
@@ -139,13 +146,30 @@ def plot(arms: dict[str, list[Line]], path: Path) -> None:
     figure.savefig(path, dpi=140)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Tables and pictures of a file of results.")
+def read(path: Path) -> list[Line]:
+    """The first line of each name. Raises ValueError where there are none, or others."""
+    named: dict[str, Line] = {}
+    for line in need_lines(path, KEYS):
+        named.setdefault(line["name"], line)
+    return list(named.values())
+
+
+def main() -> None:
+    """Writes both beside the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
-    everything = read_lines(options.results)
-    found = by_arm(everything)
-    plot(found, options.results.with_suffix(".png"))
-    text = table(found) + trials(everything)
+    lines = read(options.results)
+    text = trials(lines)
+    if found := by_arm(lines):
+        plot(found, options.results.with_suffix(".png"))
+        text = table(found) + text
     options.results.with_suffix(".md").write_text(text)
     print(text)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -28,34 +28,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from configuration import Run, read_config, run_of, settings_of, sweep_updates_of, updates_of, usual, values_of
 from sweeps import SETTINGS, Setting, bits, sweep
 
 from blocksparse import __version__, cpu_isa
 from blocksparse.models.bars import bytes_bar
-from blocksparse.models.language import ModelConfig, TrainConfig, Trainer, read_text, train
+from blocksparse.models.language import Trainer, read_text, train
 from blocksparse.models.lines import add_line, read_lines
 from blocksparse.models.loop import Diverged
 from blocksparse.models.stopping import Stopped, stop_on_signals
 
 HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training: an arm with a seed, a rate and, as `variant` says, other settings. Sweeps are short ones."""
-
-    arm: str
-    model: ModelConfig
-    training: TrainConfig
-    sweep: bool = False
-    variant: str = ""
-
-    @property
-    def name(self) -> str:
-        """Of its folder and its line."""
-        kind = "sweep" if self.sweep else "run"
-        training = self.training
-        return f"{self.arm}-{kind}-{training.updates}-seed{training.seed}-lr{training.lr:g}{self.variant}"
+OTHER = "--results names another file"
 
 
 @dataclass(frozen=True)
@@ -72,6 +56,8 @@ class Texts:
     @classmethod
     def cut(cls, text: torch.Tensor, choose: int, report: int) -> Texts:
         """The last bytes are reported, those before them choose."""
+        if report < 2 or choose == 1:
+            raise ValueError(f"{report} bytes are reported and {choose} choose, needs 2 or more of each")
         if text.numel() <= choose + report:
             raise ValueError(f"the text has {text.numel()} bytes, needs more than the {choose + report} held out")
         train, held_out = text[: -choose - report], text[-choose - report :]
@@ -81,24 +67,38 @@ class Texts:
 class Results:
     """A file of JSON lines, one for each run that has ended; each is written once it is complete."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, digest: str, config: dict[str, Any]) -> None:
+        """The digest is of the text."""
+        self.path, self.digest, self.config, self.added = path, digest, config, 0
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def lines(self) -> list[dict[str, Any]]:
         """All complete ones."""
-        return read_lines(self.path)
+        return read_lines(self.path, ("name", "arm", "sweep"))
 
-    def find(self, name: str, digest: str) -> dict[str, Any] | None:
-        """The line of a run, if it has ended; raises ValueError if that was of another text. Old lines name none."""
-        line = next((line for line in self.lines() if line["name"] == name), None)
-        if line is not None and line.get("text", digest) != digest:
-            raise ValueError(f"{self.path} has {name} of another text, {line['text']}; --results names another file")
+    def find(self, run: Run) -> dict[str, Any] | None:
+        """The line of a run, if it has ended.
+
+        Raises:
+            ValueError: that was of another text or configuration. Old lines do not say all of it.
+        """
+        line = next((line for line in self.lines() if line["name"] == run.name), None)
+        if line is None:
+            return None
+        if line.get("text", self.digest) != self.digest:
+            raise ValueError(f"{self.path} has {run.name} of another text, {line['text']}: {OTHER}")
+        for kind, settings in settings_of(run, self.config).items():
+            then = line.get(kind, line)
+            for name, now in settings.items():
+                counts = name != "seed" and (name != "block" or run.model.graph)
+                if counts and then.get(name, now) != now:
+                    raise ValueError(f"{self.path} has {run.name} with {name} {then[name]}, not {now}: {OTHER}")
         return line
 
     def add(self, line: dict[str, Any]) -> None:
         """One more."""
         add_line(self.path, line)
+        self.added += 1
 
 
 def machine(device: str) -> str:
@@ -116,7 +116,7 @@ def recurrent(trainer: Trainer) -> int:
     return sum(int(layer.weight.numel()) for layer in (*lstm.matrices, lstm.gates))
 
 
-def description(run: Run, trainer: Trainer, options: argparse.Namespace) -> dict[str, Any]:
+def description(run: Run, trainer: Trainer, results: Results, options: argparse.Namespace) -> dict[str, Any]:
     """What a line of results says besides its results."""
     training = run.training
     return {
@@ -139,16 +139,16 @@ def description(run: Run, trainer: Trainer, options: argparse.Namespace) -> dict
         "machine": machine(options.device),
         "versions": f"blocksparse {__version__}, PyTorch {torch.__version__}",
         "date": time.strftime("%Y-%m-%d"),
-        "text": options.digest,
+        "text": results.digest,
+        **settings_of(run, results.config),
     }
 
 
-def do(run: Run, texts: Texts, options: argparse.Namespace, config: dict[str, Any]) -> float:
+def do(run: Run, texts: Texts, results: Results, options: argparse.Namespace) -> float:
     """Trains it to the end, unless that is done; the bits per byte of the text that chooses, inf if it diverged."""
-    results = Results(options.results)
-    known = results.find(run.name, options.digest)
+    known = results.find(run)
     if known is None:
-        known = trained(run, texts, options, config)
+        known = trained(run, texts, results, options)
         results.add(known)
         gc.collect()  # the captured update of a model of 100M weights holds tens of gigabytes of a card
         if options.device.startswith("cuda"):
@@ -156,14 +156,14 @@ def do(run: Run, texts: Texts, options: argparse.Namespace, config: dict[str, An
     return bits(known)
 
 
-def trained(run: Run, texts: Texts, options: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
+def trained(run: Run, texts: Texts, results: Results, options: argparse.Namespace) -> dict[str, Any]:
     """Trains it to the end, from its last checkpoint if there is one; its line of results. Raises Stopped."""
-    folder = options.out / run.name
+    folder, config = options.out / run.name, results.config
     trainer = Trainer(run.model, run.training, texts.train, options.device)
     last = folder / "last.safetensors"
     if last.exists():
         trainer.resume(last)
-    training, line = run.training, description(run, trainer, options)
+    training, line = run.training, description(run, trainer, results, options)
     print(f"\n{run.name}: {line['parameters']} parameters", flush=True)
     streams = config.get("choose_streams", config["valid_streams"])
     try:
@@ -205,10 +205,9 @@ def evaluate_every(config: dict[str, Any], run: Run) -> int | None:
     return every
 
 
-def choose(
-    arms: list[str], texts: Texts, options: argparse.Namespace, config: dict[str, Any]
-) -> dict[str, dict[str, float]]:
+def choose(arms: list[str], texts: Texts, results: Results, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """What each arm trains with: rate, warm-up and end of the cosine, each swept with the best of those before it."""
+    config = results.config
     chosen = {arm: usual(config, arm) for arm in arms}
 
     def short(arm: str, settings: dict[str, float]) -> Run:
@@ -220,13 +219,12 @@ def choose(
             chosen[arm][setting.field] = values[arm][0]
         least = 1 if options.sweep_only and setting.field == "lr" else 2  # one rate, too, may be asked for
         several = {arm: its for arm, its in values.items() if len(its) >= least and setting.field in options.sweep}
-        lines = Results(options.results).lines()
-        known = {arm: known_losses(setting, lines, partial(short, arm), chosen[arm]) for arm in several}
+        known = {arm: known_losses(setting, results, partial(short, arm), chosen[arm]) for arm in several}
 
         def loss(arm: str, value: float, field: str = setting.field) -> float:
-            return do(short(arm, {**chosen[arm], field: value}), texts, options, config)
+            return do(short(arm, {**chosen[arm], field: value}), texts, results, options)
 
-        trials = config.get("trials", 0)
+        trials = config["trials"]
         if setting.field != "lr":
             trials = min(trials, 1)  # as many as there are values
         for arm, value in sweep(setting, several, known, trials, loss).items():
@@ -234,56 +232,28 @@ def choose(
     return chosen
 
 
-def usual(config: dict[str, Any], arm: str) -> dict[str, float]:
-    """What an arm trains with where nothing is swept."""
-    training = TrainConfig(**{**config["training"], **config["arms"][arm].get("training", {})})
-    return {setting.field: getattr(training, setting.field) for setting in SETTINGS}
-
-
-def values_of(setting: Setting, config: dict[str, Any], arm: str) -> list[float]:
-    """Those that are tried at first. An arm has rates of its own; the others begin with the usual value."""
-    if setting.field == "lr":
-        return list(config["arms"][arm]["rates"])
-    return [usual(config, arm)[setting.field], *config.get(f"{setting.field}s", [])]
-
-
 def known_losses(
-    setting: Setting, lines: list[dict[str, Any]], of: Callable[[dict[str, float]], Run], chosen: dict[str, float]
+    setting: Setting, results: Results, of: Callable[[dict[str, float]], Run], chosen: dict[str, float]
 ) -> dict[float, float]:
     """By the values of a setting: of lines of the trainings that differ in it alone."""
     losses = {}
-    for line in lines:
+    for line in results.lines():
         value = line.get(setting.field, chosen[setting.field])
-        if line["name"] == of({**chosen, setting.field: value}).name:
-            losses[value] = bits(line)
+        run = of({**chosen, setting.field: value})
+        if line["name"] == run.name and (known := results.find(run)):
+            losses[value] = bits(known)
     return losses
 
 
-def run_of(config: dict[str, Any], arm: str, seed: int, settings: dict[str, float], sweep: bool = False) -> Run:
-    """The run of an arm; the seed is of the graphs, of the weights and of the training."""
-    what = config["arms"][arm]
-    training = {**config["training"], **what.get("training", {}), "seed": seed, **settings}
-    if sweep:
-        training["updates"] = config["sweep_updates"]
-    model = ModelConfig(**{**config["model"], **what["model"], "seed": 100 * seed})
-    before = usual(config, arm)
-    others = [setting for setting in SETTINGS[1:] if settings[setting.field] != before[setting.field]]
-    variant = "".join(f"-{setting.short}{settings[setting.field]:g}" for setting in others)
-    return Run(arm, model, TrainConfig(**training), sweep, variant)
-
-
-def updates_of(epochs: float, bytes_of_text: int, training: dict[str, Any]) -> int:
-    """That read the text so often."""
-    each = (bytes_of_text - 1) // training["batch"] // training["steps"]  # as Trainer cuts it
-    return max(1, round(epochs * int(each)))
-
-
-def sweep_updates_of(config: dict[str, Any], bytes_of_text: int) -> int:
-    """Those of a trial: what the configuration says, or a tenth of a run's."""
-    if "sweep_epochs" in config:
-        updates = updates_of(config["sweep_epochs"], bytes_of_text, config["training"])
-        return min(int(config["training"]["updates"]), updates)
-    return int(config.get("sweep_updates", max(1, config["training"]["updates"] // 10)))
+def ask(config: dict[str, Any], bytes_of_text: int, options: argparse.Namespace) -> None:
+    """Puts what the command line says into a configuration, and how many updates that is."""
+    epochs = config.get("epochs") if options.epochs is None else options.epochs
+    if options.updates or epochs:
+        config["training"]["updates"] = options.updates or updates_of(epochs, bytes_of_text, config["training"])
+    config["sweep_updates"] = options.sweep_updates or sweep_updates_of(config, bytes_of_text)
+    config["trials"] = config.get("trials", 0) if options.trials is None else options.trials
+    for arm in config["arms"].values():
+        arm["rates"] = options.rates or arm["rates"]
 
 
 def main() -> int:
@@ -311,36 +281,35 @@ def main() -> int:
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
     path = options.config if options.config.exists() else HERE / options.config
-    config = json.loads(path.read_text())
-    options.results = options.results or HERE / "results" / f"{path.stem}.jsonl"
+    for name, given in vars(options).items():
+        if name in ("updates", "epochs", "sweep_updates") and given is not None and not 0 < given < math.inf:
+            parser.error(f"--{name.replace('_', '-')} is {given}, needs more than 0")
+        if name in ("trials", "minutes", "threads") and given is not None and not given >= 0:
+            parser.error(f"--{name} is {given}, needs 0 or more")
+    config = read_config(path)
     if options.threads:
         torch.set_num_threads(options.threads)
     unknown = set(options.arms or []) - set(config["arms"])
     if unknown:
         parser.error(f"{path} has no arm {', '.join(unknown)}, but {', '.join(config['arms'])}")
     text = read_text(options.text)
-    options.digest = hashlib.sha256(text.numpy().tobytes()).hexdigest()[:12]  # another one's bits are not compared
     texts = Texts.cut(text, config.get("choose_bytes", 0), config["valid_bytes"])
-    epochs = config.get("epochs") if options.epochs is None else options.epochs
-    if any(asked is not None and asked <= 0 for asked in (options.updates, epochs)):
-        parser.error(f"updates is {options.updates}, epochs {epochs}, needs more than 0")
-    if options.updates or epochs:
-        config["training"]["updates"] = options.updates or updates_of(epochs, texts.train.numel(), config["training"])
-    config["sweep_updates"] = options.sweep_updates or sweep_updates_of(config, texts.train.numel())
-    config["trials"] = config.get("trials", 0) if options.trials is None else options.trials
+    ask(config, texts.train.numel(), options)
+    digest = hashlib.sha256(text.numpy().tobytes()).hexdigest()[:12]  # another one's bits are not compared
+    results = Results(options.results or HERE / "results" / f"{path.stem}.jsonl", digest, config)
     arms = options.arms or list(config["arms"])
-    for arm in arms:
-        config["arms"][arm]["rates"] = options.rates or config["arms"][arm]["rates"]
     with stop_on_signals() as asked:
         options.stop = lambda: asked() or time.monotonic() > deadline
         try:
-            chosen = choose(arms, texts, options, config)
+            chosen = choose(arms, texts, results, options)
             for seed in [] if options.sweep_only else options.seeds or config["seeds"]:
                 for arm in arms:
-                    do(run_of(config, arm, seed, chosen[arm]), texts, options, config)
+                    do(run_of(config, arm, seed, chosen[arm]), texts, results, options)
         except Stopped as stopped:
             print(stopped, flush=True)
             return asked.status if asked() else 0
+    if not results.added:
+        print(f"nothing is left to do: all that was asked for is in {results.path}")
     return 0
 
 

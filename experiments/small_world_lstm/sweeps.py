@@ -25,9 +25,9 @@ class Setting:
     whole: bool = False
 
     def is_inside(self, losses: dict[float, float]) -> bool:
-        """Whether the best value has tried ones on both sides, or a bound."""
+        """Whether the best value has tried ones on both sides, or a bound; no where all have diverged."""
         best = min(losses, key=lambda value: losses[value])
-        return all(best == bound or best != edge for bound, edge in self._edges(losses))
+        return math.isfinite(losses[best]) and all(best == bound or best != edge for bound, edge in self._edges(losses))
 
     def next_value(self, losses: dict[float, float]) -> float | None:
         """Half or twice the best one at an edge, else between it and its better neighbour; None: it was tried."""

@@ -22,8 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from sweeps import bits
 
-from blocksparse.models.lines import read_lines
-from report import Line
+from report import Line, read
 
 COLORS = {8: "tab:red", 16: "tab:green", 32: "tab:blue", 64: "tab:orange"}
 
@@ -67,7 +66,8 @@ def speeds_of(lines: list[Line]) -> dict[str, float]:
     for line in lines:
         if not line["sweep"] and line.get("alone", True):
             first, last = line["curve"][0], line["curve"][-1]
-            speeds[line["arm"]] = (last[0] - first[0]) / (last[1] - first[1]) / 1000
+            if last[1] > first[1]:  # not where there is one point alone
+                speeds[line["arm"]] = (last[0] - first[0]) / (last[1] - first[1]) / 1000
     return speeds
 
 
@@ -138,14 +138,27 @@ def plot_units(axes: Axes, bits_of: dict[str, float], models: dict[str, dict[str
     axes.set_ylabel("bits per byte, held-out text")
 
 
+def need_same(lines: list[Line], models: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
+    """Raises ValueError where results are of models that the configuration has not."""
+    for line in lines:
+        arm = line["arm"]
+        if arm not in models:
+            raise ValueError(f"{options.results} has an arm {arm} that {options.config} has not")
+        for field in ("graph", "hidden"):
+            if line[field] != models[arm][field]:
+                given = f"{arm} with {field} {line[field]}"
+                raise ValueError(f"{options.results} has {given}, {options.config} has {models[arm][field]}")
+
+
 def main() -> None:
     """Writes both beside the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
-    config, lines = json.loads(options.config.read_text()), read_lines(options.results)
+    config, lines = json.loads(options.config.read_text()), read(options.results)
     models = {arm: config["model"] | what["model"] for arm, what in config["arms"].items()}
+    need_same(lines, models, options)
     arms = arms_of(lines)
     left_out = sorted({line["arm"] for line in lines} - set(arms))
     if left_out:
