@@ -106,6 +106,8 @@ def plot(arms: dict[str, list[Rate]], models: dict[str, dict[str, Any]], usual: 
     right.margins(x=0.12)
     right.set_title(f"{usual['hidden']} units, b = {usual['block']}", fontsize=10)
     right.tick_params(axis="x", labelsize=8)
+    if "dense" in best:
+        left.plot(models["dense"]["hidden"], best["dense"], "s", color="black")
     low, high = min(best.values()), max(best.values())
     left.set_ylim(low - 0.15 * (high - low), high + 0.1 * (high - low))
     for axes in (left, right):
@@ -131,7 +133,8 @@ def plot_units(axes: Axes, bits_of: dict[str, float], models: dict[str, dict[str
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, ys, marker="o", color=COLORS[block], label=f"b = {block}")
     axes.set_xscale("log")
-    ticks = sorted({units for points in of_block.values() for units, _ in points})
+    shown = [*bits_of, *(["dense"] if "dense" in models else [])]
+    ticks = sorted({models[arm]["hidden"] for arm in shown})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("units")
