@@ -29,8 +29,11 @@ COLORS = {
     "diagonal": "tab:red",
     "ring": "tab:orange",
     "dense-inner2-steps256": "gray",
-    "balanced-steps256": "tab:cyan",
-    "balanced": "tab:blue",
+    "balanced": "tab:cyan",
+    "balanced-steps256": "tab:pink",
+    "dense-steps64": "gray",
+    "512": "tab:red",
+    "512-steps64": "tab:pink",
     "dense-inner2": "dimgray",
     "ba-stride1": "tab:pink",
     "ba-stride1-inner2": "tab:red",
@@ -63,15 +66,17 @@ def mean(runs: list[Line], key: str) -> float:
 
 
 def alone(runs: list[Line]) -> list[Line]:
-    """Those whose seconds count, if there are any: of one machine, the one with most of them."""
-    its = [run for run in runs if run.get("alone", True)] or runs
-    most, _ = Counter(run["machine"] for run in its).most_common(1)[0]
-    return [run for run in its if run["machine"] == most]
+    """Those whose seconds count: of one machine, the one with most of them."""
+    machines = Counter(run["machine"] for run in runs if run.get("alone", True)).most_common(1)
+    return [run for run in runs if run.get("alone", True) and run["machine"] == machines[0][0]]
 
 
-def seconds(runs: list[Line]) -> float:
-    """Of training, the mean of runs whose seconds count."""
-    return mean(alone(runs), "seconds")
+def speed(runs: list[Line]) -> str:
+    """Seconds of training and kB/s, the mean of runs whose seconds count: two cells."""
+    if not (its := alone(runs)):
+        return "beside others | "
+    seconds = mean(its, "seconds")
+    return f"{seconds:.0f} | {its[0]['bytes'] / 1000 / seconds:.0f}"
 
 
 def table(arms: dict[str, list[Line]]) -> str:
@@ -88,7 +93,7 @@ def table(arms: dict[str, list[Line]]) -> str:
         rows.append(
             f"| {arm} | {graph} | {first.get('block', '') if first['graph'] else '-'} | "
             f"{first['hidden']} | {first['parameters']} | {first['lr']:g} | {mean(runs, 'valid'):.4f} | {each} | "
-            f"{seconds(runs):.0f} | {first['bytes'] / 1000 / seconds(runs):.0f} | {mix} |"
+            f"{speed(runs)} | {mix} |"
         )
     return "\n".join(rows) + "\n"
 
@@ -128,11 +133,13 @@ def said(line: Line, is_best: bool) -> str:
 
 
 def plot(arms: dict[str, list[Line]], path: Path) -> None:
-    """Two panels, a line for each seed; the legend beside them, for names of arms are long."""
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    """Two panels, one where no seconds count; a line for each seed. The legend is beside, for names are long."""
+    timed = any(alone(runs) for runs in arms.values())
+    figure = Figure(figsize=(12 if timed else 7, 3.8), layout="constrained")
+    panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
     chooses = any("choose" in run and run["choose"] != run["valid"] for runs in arms.values() for run in runs)
     for axes, column, scale, label in zip(
-        figure.subplots(1, 2, sharey=True), (0, 1), (1e6, 60), ("MB of text", "minutes of training"), strict=True
+        panels, (0, 1), (1e6, 60), ("MB of text", "minutes of training"), strict=False
     ):
         for arm, runs in arms.items():
             for i, run in enumerate(runs if column == 0 else alone(runs)):
