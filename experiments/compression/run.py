@@ -181,6 +181,7 @@ def main() -> int:
             raise ValueError(f"--{name} is {given}, needs 1 or more")
     options.results.parent.mkdir(parents=True, exist_ok=True)
     behind = options.behind.read_bytes() if options.behind else b""
+    about_behind = {"behind": len(behind), "behind_sha256": hashlib.sha256(behind).hexdigest()[:12] if behind else ""}
     packers = [] if options.packers is None else options.packers or list(PACKERS)
     for file in options.file:
         name, path = parts(file, "--file")
@@ -191,8 +192,7 @@ def main() -> int:
         for by in [*packers, *options.model]:
             key: dict[str, Any] = {"file": name, "bytes": len(data), "sha256": content}
             if by in PACKERS:
-                key |= {"by": by, "device": "cpu", "behind": len(behind)}
-                key |= {"behind_sha256": hashlib.sha256(behind).hexdigest()[:12]} if behind else {}
+                key |= {"by": by, "device": "cpu", **about_behind}
             else:
                 whose, checkpoint = parts(by, "--model")
                 model = load_model(checkpoint, options.device)

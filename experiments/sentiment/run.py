@@ -98,8 +98,7 @@ def digest_of_texts(examples: Examples) -> str:
 
 def features_of(model: LanguageModel, name: str, examples: Examples, path: Path, options: argparse.Namespace) -> Any:
     """From the file, if it is of this very model and these texts; else by reading them all."""
-    about = {"model": digest_of(model).hex(), "set": name, "texts": len(examples), "bf16": options.bf16}
-    about["sha256"] = digest_of_texts(examples)
+    about = {"model": digest_of(model).hex(), "set": name, "sha256": digest_of_texts(examples), "bf16": options.bf16}
     if path.exists():
         features, _, found = load_features(path)
         if found == about:

@@ -65,7 +65,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def settings_of(run: Run, config: dict[str, Any]) -> dict[str, Any]:
     """All that its result depends on besides the text, for its line."""
     held_out = {name: config.get(name) for name in ("choose_bytes", "choose_streams", "valid_bytes", "valid_streams")}
-    return {"model": asdict(run.model), "training": asdict(run.training), "held_out": held_out}
+    return {**asdict(run.model), **asdict(run.training), **held_out}  # the seed is the training's: a model's follows
 
 
 def usual(config: dict[str, Any], arm: str) -> dict[str, float]:

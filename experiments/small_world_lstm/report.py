@@ -120,7 +120,8 @@ def trials(lines: list[Line]) -> str:
             cells = ", ".join(f"{value:g}: {said(line, line is best)}" for value, line in sorted(of.items()))
             inside = setting.is_inside({value: bits(line) for value, line in of.items()})
             where = "inside" if inside else "at the edge" if len(of) > 1 else "the only one"
-            where = "none" if best.get("diverged") else where
+            if best.get("diverged"):
+                where = "none"
             rows.append(f"| {arm} | {updates} | {setting.words} | {cells} | {where} |")
     return "\n".join(rows) + "\n"
 
@@ -138,9 +139,8 @@ def plot(arms: dict[str, list[Line]], path: Path) -> None:
     figure = Figure(figsize=(12 if timed else 7, 3.8), layout="constrained")
     panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
     chooses = any("choose" in run and run["choose"] != run["valid"] for runs in arms.values() for run in runs)
-    for axes, column, scale, label in zip(
-        panels, (0, 1), (1e6, 60), ("MB of text", "minutes of training"), strict=False
-    ):
+    scales = ((1e6, "MB of text"), (60, "minutes of training"))
+    for column, (axes, (scale, label)) in enumerate(zip(panels, scales, strict=False)):
         for arm, runs in arms.items():
             for i, run in enumerate(runs if column == 0 else alone(runs)):
                 x, y = [point[column] / scale for point in run["curve"]], [point[3] for point in run["curve"]]

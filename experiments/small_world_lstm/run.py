@@ -1,14 +1,13 @@
 """Trains every arm of a configuration, one after the other, and writes a line of results for each.
 
-    python experiments/small_world_lstm/run.py configs/cpu.json --text imdb.txt --out out/small_world
-    python experiments/small_world_lstm/run.py configs/h200.json --text imdb.txt --out out/small_world --device cuda
+    python experiments/small_world_lstm/run.py configs/cpu-graphs.json --text imdb.txt --out out --results mine.jsonl
 
 The same command goes on after a stop: runs continue from their last checkpoint, those with a result are left alone.
 With --minutes it stops by itself, as on Ctrl-C, and writes one.
 Where a configuration has rates, each arm is first trained with each of them on the first seed, for a tenth of the
-length or the configuration's `sweep_epochs`. If it says how many `trials` an arm has, others follow until the best lies
-inside, as many for each arm; then so for its warm-ups and ends of the cosine, if there are several. What chooses is a
-part of the text of its own; what is reported is of another.
+length, or as the configuration's `sweep_epochs` or `sweep_updates` say. If it says how many `trials` an arm has, others
+follow until the best lies inside, as many for each arm; then so for its warm-ups and ends of the cosine, if there are
+several. What chooses is a part of the text of its own; what is reported is of another.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from blocksparse.models.loop import Diverged
 from blocksparse.models.stopping import Stopped, stop_on_signals
 
 HERE = Path(__file__).parent
-OTHER = "--results names another file"
 
 
 @dataclass(frozen=True)
@@ -83,16 +81,11 @@ class Results:
             ValueError: that was of another text or configuration. Old lines do not say all of it.
         """
         line = next((line for line in self.lines() if line["name"] == run.name), None)
-        if line is None:
-            return None
-        if line.get("text", self.digest) != self.digest:
-            raise ValueError(f"{self.path} has {run.name} of another text, {line['text']}: {OTHER}")
-        for kind, settings in settings_of(run, self.config).items():
-            then = line.get(kind, line)
-            for name, now in settings.items():
-                counts = name != "seed" and (name != "block" or run.model.graph)
-                if counts and then.get(name, now) != now:
-                    raise ValueError(f"{self.path} has {run.name} with {name} {then[name]}, not {now}: {OTHER}")
+        if line is not None:
+            for name, now in {"text": self.digest, **settings_of(run, self.config)}.items():
+                if line.get(name, now) != now:
+                    given = f"{run.name} with {name} {line[name]}, not {now}"
+                    raise ValueError(f"{self.path} has {given}: --results names another file")
         return line
 
     def add(self, line: dict[str, Any]) -> None:
@@ -118,29 +111,19 @@ def recurrent(trainer: Trainer) -> int:
 
 def description(run: Run, trainer: Trainer, results: Results, options: argparse.Namespace) -> dict[str, Any]:
     """What a line of results says besides its results."""
-    training = run.training
     return {
         "name": run.name,
         "arm": run.arm,
         "sweep": run.sweep,
-        "seed": training.seed,
-        "lr": training.lr,
-        "warmup": training.warmup,
-        "min_lr_ratio": training.min_lr_ratio,
-        "batch": training.batch,
-        "steps": training.steps,
+        **settings_of(run, results.config),
         "alone": not options.beside_others,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "recurrent": recurrent(trainer),
-        "graph": run.model.graph,
-        "block": run.model.block,
-        "hidden": run.model.hidden,
         "mix": [round(m, 4) for m in trainer.model.mix()],
         "machine": machine(options.device),
         "versions": f"blocksparse {__version__}, PyTorch {torch.__version__}",
         "date": time.strftime("%Y-%m-%d"),
         "text": results.digest,
-        **settings_of(run, results.config),
     }
 
 
@@ -237,15 +220,13 @@ def known_losses(
 ) -> dict[float, float]:
     """By the values of a setting: of lines of the trainings that differ in it alone."""
     losses = {}
-    for line in results.lines():
-        value = line.get(setting.field, chosen[setting.field])
-        run = of({**chosen, setting.field: value})
-        if line["name"] == run.name and (known := results.find(run)):
-            losses[value] = bits(known)
+    for value in dict.fromkeys(line.get(setting.field, chosen[setting.field]) for line in results.lines()):
+        if line := results.find(of({**chosen, setting.field: value})):
+            losses[value] = bits(line)
     return losses
 
 
-def ask(config: dict[str, Any], bytes_of_text: int, options: argparse.Namespace) -> None:
+def apply_options(config: dict[str, Any], bytes_of_text: int, options: argparse.Namespace) -> None:
     """Puts what the command line says into a configuration, and how many updates that is."""
     epochs = config.get("epochs") if options.epochs is None else options.epochs
     if options.updates or epochs:
@@ -294,7 +275,7 @@ def main() -> int:
         parser.error(f"{path} has no arm {', '.join(unknown)}, but {', '.join(config['arms'])}")
     text = read_text(options.text)
     texts = Texts.cut(text, config.get("choose_bytes", 0), config["valid_bytes"])
-    ask(config, texts.train.numel(), options)
+    apply_options(config, texts.train.numel(), options)
     digest = hashlib.sha256(text.numpy().tobytes()).hexdigest()[:12]  # another one's bits are not compared
     results = Results(options.results or HERE / "results" / f"{path.stem}.jsonl", digest, config)
     arms = options.arms or list(config["arms"])

@@ -147,10 +147,10 @@ def need_same(lines: list[Line], models: dict[str, dict[str, Any]], options: arg
         arm = line["arm"]
         if arm not in models:
             raise ValueError(f"{options.results} has an arm {arm} that {options.config} has not")
-        for field in ("graph", "hidden"):
-            if line[field] != models[arm][field]:
+        for field, value in models[arm].items():
+            if line.get(field, value) != value:  # old lines do not say all
                 given = f"{arm} with {field} {line[field]}"
-                raise ValueError(f"{options.results} has {given}, {options.config} has {models[arm][field]}")
+                raise ValueError(f"{options.results} has {given}, {options.config} has {value}")
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ def test_is_numpys_to_the_bit(rng, x64, dtype, activation, first, transposed):
     expected = bsn.linear_fprop(x, w, layout, **given)
     y = bsj.linear(x.T if first else x, w, layout, feature_axis=0 if first else -1, **turned)
     assert y.dtype == dtype
-    same(y.T if first else y, expected)  # which holds denormals, behind gelu
+    same(y.T if first else y, expected)  # with denormals behind gelu, where the instruction set keeps them
     compiled = jax.jit(bsj.linear, static_argnames=("layout", "activation", "feature_axis"))
     same(compiled(x.T if first else x, w, layout=layout, feature_axis=0 if first else -1, **turned), y)
 
