@@ -27,12 +27,14 @@ SETS = ("cr", "mr", "sst", "imdb", "subj", "mpqa")
 BASELINE = "1- and 2-grams"
 ARMS = {  # in the order of their bars: name in the legend, colour
     BASELINE: ("words and pairs of words", "lightgray"),
-    "dense": ("dense model", "dimgray"),
-    "ba": ("sparse model, Barabasi-Albert", "tab:blue"),
-    "random": ("sparse model, random graph", "tab:purple"),
-    "ws": ("sparse model, Watts-Strogatz", "tab:green"),
-    "ba-stride1-inner2": ("sparse, two matrices, stride 1, BA", "tab:red"),
-    "balanced-stride1-inner2-b128": ("sparse, two matrices, stride 1, balanced, b = 128", "tab:orange"),
+    "dense": ("dense, six matrices", "dimgray"),
+    "dense-inner2": ("dense, two matrices", "black"),
+    "ba": ("sparse, six matrices, stride 2, BA", "tab:blue"),
+    "random": ("sparse, six matrices, stride 2, random", "tab:purple"),
+    "ws": ("sparse, six matrices, stride 2, Watts-Strogatz", "tab:green"),
+    "ba-stride1-inner2": ("sparse, two matrices, stride 1, BA, 18,432 units", "tab:red"),
+    "balanced-stride1-inner2-b128": ("sparse, two matrices, stride 1, balanced, 18,432 units", "tab:orange"),
+    "balanced-stride1-inner2-b128-8192": ("the same, 8,192 units", "gold"),
 }
 
 Errors = dict[str, dict[str, list[float]]]  # of an arm, of a set, each training
@@ -55,7 +57,7 @@ def read(paths: list[Path], prefix: str) -> Errors:
 def plot(errors: Errors, title: str, path: Path) -> None:
     """A group of bars for each set."""
     sets = [name for name in SETS if any(name in of_arm for of_arm in errors.values())]
-    figure = Figure(figsize=(9, 3.9), layout="constrained")
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
     axes: Axes = figure.add_subplot()
     width = 0.8 / len(errors)
     for k, (arm, of_arm) in enumerate(errors.items()):
@@ -71,15 +73,15 @@ def plot(errors: Errors, title: str, path: Path) -> None:
                 (0, 4),
                 textcoords="offset points",
                 ha="center",
-                fontsize=7 if len(errors) < 5 else 5.5,
+                fontsize=7 if len(errors) < 5 else 5.5 if len(errors) < 7 else 4.5,
             )
             if len(of_arm[name]) > 1:
                 axes.plot([x] * len(of_arm[name]), of_arm[name], "o", color="black", markersize=2)
     axes.set_xticks(range(len(sets)), [name.upper() for name in sets])
     axes.set(ylabel="error, %", title=title)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_ylim(0, 1.25 * max(value for of_arm in errors.values() for each in of_arm.values() for value in each))
-    axes.legend(frameon=False, ncols=min(len(errors), 3), loc="upper left", fontsize=8)
+    axes.margins(x=0.01)
+    figure.legend(frameon=False, ncols=min(len(errors), 3), loc="outside lower center", fontsize=8)
     figure.savefig(path, dpi=140)
 
 

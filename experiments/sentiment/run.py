@@ -172,15 +172,17 @@ def right_rows(out: Path, features: str, name: str, limit: int | None) -> Path:
 
 def pairs(record: Path, out: Path, features: list[str], limit: int | None) -> list[dict[str, Any]]:
     """Which of two models is right where the other is not: lines of a file, with those that `out` knows now."""
-    known = {(line["set"], *line["features"]): line for line in lines_of(record, limit)}
+    known = {(line["set"], frozenset(line["features"])): line for line in lines_of(record, limit)}
     for name in SETS:
         rows = {f: np.load(path) for f in features if (path := right_rows(out, f, name, limit)).exists()}
-        for one, other in combinations(rows, 2):
+        for pair in map(frozenset, combinations(rows, 2)):
+            before = known.get((name, pair))
+            one, other = before["features"] if before else sorted(pair, key=features.index)
             only, only_other, p = mcnemar(rows[one], rows[other])
             line = {"set": name, "features": [one, other], "limit": limit, "first": only, "second": only_other}
             line["p"] = float(f"{p:.2g}")
-            if known.get((name, one, other)) != line:
-                known[name, one, other] = line
+            if before != line:
+                known[name, pair] = line
                 add_line(record, line)
     return sorted(known.values(), key=lambda line: (SETS.index(line["set"]), *map(features.index, line["features"])))
 

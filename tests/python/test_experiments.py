@@ -118,6 +118,14 @@ def test_sentiment(tmp_path):
         assert script("sentiment/run.py", *again).status == 0
         assert results.with_suffix(".jsonl").read_text() == before
         assert results.with_suffix(".md").read_text() == table
+    kept = results.with_name("tiny-pairs.jsonl")
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    turned = [
+        line | {"features": line["features"][::-1], "first": line["second"], "second": line["first"]} for line in lines
+    ]
+    kept.write_text("".join(json.dumps(line) + "\n" for line in turned))
+    assert script("sentiment/run.py", *words).status == 0
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == turned  # none is added
     (data / "data" / "custrev.all").write_text("\n".join(reversed(rows)))
     fresh = [tmp_path / "results" / "fresh" if word == results else word for word in words]
     shuffled = script("sentiment/run.py", *fresh, "--sets", "cr")
