@@ -61,7 +61,7 @@ def test_batches_of_cifar(tmp_path, write, suffix):
     parts = {f"data_batch_{i}": cifar(3, i) for i in (1, 2)} | {"test_batch": cifar(4, 9)}
     for name, part in parts.items():
         write(tmp_path / f"{name}{suffix}", *part)
-    found = read_images(tmp_path, 3)
+    found = read_images(str(tmp_path), 3)
     assert np.array_equal(found.train, np.concatenate([parts["data_batch_1"][0], parts["data_batch_2"][0]]))
     assert np.array_equal(found.test, parts["test_batch"][0])
     for i in (1, 2):

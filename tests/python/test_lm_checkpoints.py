@@ -10,7 +10,7 @@ from ranks import run_forked, run_package
 from tiny_language_models import SHORT, TINY, lm, same, sentences
 
 from blocksparse.models import checkpoint
-from blocksparse.models.language.training import Trainer, read_text, train
+from blocksparse.models.language.training import Trainer, load_model, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,6 +31,18 @@ def trained(folder):
 @pytest.fixture(scope="module")
 def text(folder):
     return read_text([folder / "text"])
+
+
+def test_paths_may_be_strings(folder, text, tmp_path):
+    same_text = read_text(str(folder / "text"))
+    assert torch.equal(same_text, text)
+    assert torch.equal(read_text([str(folder / "text")] * 2), torch.cat([text, text]))
+    trainer = Trainer(TINY, SHORT, same_text, "cpu")
+    trainer.resume(str(folder / "last.safetensors"))
+    trainer.save(str(tmp_path / "saved.safetensors"))
+    assert (tmp_path / "saved.safetensors").read_bytes() == (folder / "last.safetensors").read_bytes()
+    train(trainer, str(tmp_path / "on"), None, until=3)
+    assert load_model(str(tmp_path / "on" / "last.safetensors")).config == TINY
 
 
 def header_bytes(data):

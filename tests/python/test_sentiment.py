@@ -58,7 +58,7 @@ def test_read_labelled(tmp_path):
     assert examples.texts == [b"\n good, very good ", b"\n bad ", b"\n caf\xe9 "]
     assert examples.y().tolist() == [1, 0, 1]
     lines.write_bytes(b"\xef\xbb\xbf1 good\n")  # with a byte order mark
-    assert read_labelled(lines).texts == [b"\n good "]
+    assert read_labelled(str(lines)).texts == [b"\n good "]
     table = tmp_path / "table.csv"
     table.write_text('\ufefflabel,sentence\n1,"good, and\nof two lines"\n0,bad\n')
     assert read_labelled(table).texts == [b"\n good, and of two lines ", b"\n bad "]

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..torch import tensor_file
+from .files import AnyPath
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,14 @@ def save(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], kind: K
     tensor_file.write(path, tensors, kind.format, json.dumps(header), kind.op)
 
 
-def load(path: Path, kind: Kind = LM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load(path: AnyPath, kind: Kind = LM) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(tensors, header) on the CPU. Warns of files of older versions, which have no digest.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
         ValueError: it is damaged, or no checkpoint of ours.
     """
+    path = Path(path)
     with _opened(path, kind) as file:
         metadata: dict[str, str] = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -70,7 +72,7 @@ def load_header(path: Path, kind: Kind = LM) -> dict[str, Any]:
         return _parsed(_parts(file.metadata() or {}, path, kind)[1], path, kind)
 
 
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], prefix: str, path: Path, op: str = "lm") -> None:
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], prefix: str, path: AnyPath, op: str = "lm") -> None:
     """Weights of a checkpoint into a model, all of them.
 
     Raises:

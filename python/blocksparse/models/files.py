@@ -34,6 +34,7 @@ def check_writable(path: Path, op: str = "lm") -> None:
             beside.unlink(missing_ok=True)
 
 
+AnyPath = str | os.PathLike[str]
 STDIN, STDOUT = Path("/dev/stdin"), Path("/dev/stdout")  # as shells have them; also by the name of "-"
 _STDINS, _STDOUTS = ({path, Path(f"/dev/fd/{i}"), Path(f"/proc/self/fd/{i}")} for i, path in enumerate((STDIN, STDOUT)))
 
@@ -91,7 +92,7 @@ def _lives(process: int) -> bool:
     return True
 
 
-def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any], op: str = "lm") -> None:
+def write_whole(path: AnyPath, content: bytes | Callable[[IO[bytes]], Any], op: str = "lm") -> None:
     """Writes beside the file, then puts it in its place: whoever is stopped in between finds the last one.
 
     What is there and no file, such as /dev/null, is written to, and so is standard output. A symbolic link stays one.
@@ -99,6 +100,7 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any], op: str
     Raises:
         OSError: the disk is full, say; the old file is then still there.
     """
+    path = Path(path)
     if not is_stdout(path) and path.is_symlink():
         path = Path(os.path.realpath(path))
     in_place, beside = _is_device(path), _beside(path)

@@ -18,7 +18,7 @@ import pickle
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .files import write_whole
+from .files import AnyPath, write_whole
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
@@ -55,7 +55,7 @@ class Images:
     left_out: list[str] = field(default_factory=list)
 
 
-def read_images(path: Path, channels: int, broken: Broken = "stop") -> Images:
+def read_images(path: AnyPath, channels: int, broken: Broken = "stop") -> Images:
     """All images of a file or folder, in the order of their names.
 
     Args:
@@ -68,7 +68,7 @@ def read_images(path: Path, channels: int, broken: Broken = "stop") -> Images:
         ImagesError: what is there are no images, or one of them is broken.
         ModuleNotFoundError: pictures need Pillow.
     """
-    left_out: list[str] = []
+    path, left_out = Path(path), list[str]()
     if path.is_dir() and any(file.is_file() for name in CIFAR for file in path.glob(name)):
         train, test = _cifar(path)
     elif path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
@@ -85,7 +85,7 @@ def read_images(path: Path, channels: int, broken: Broken = "stop") -> Images:
     return Images(of_channels(train, channels), of_channels(test, channels), left_out)
 
 
-def read_all(paths: list[Path], channels: int, broken: Broken = "stop") -> Images:
+def read_all(paths: Sequence[AnyPath], channels: int, broken: Broken = "stop") -> Images:
     """`read_images` of several, one after the other. Raises ImagesError where their sizes differ."""
     parts = [read_images(path, channels, broken) for path in paths]
     sizes = {part.train.shape[1:] for part in parts} | {part.test.shape[1:] for part in parts if len(part.test)}
@@ -316,7 +316,7 @@ def _sheet(path: Path) -> Bytes:
     return rows.reshape(-1, side, side, 3)
 
 
-def write_png(path: Path, images: Bytes, columns: int = 0, gap: int = 1) -> None:
+def write_png(path: AnyPath, images: Bytes, columns: int = 0, gap: int = 1) -> None:
     """Writes a grid of images as a PNG file; see `files.write_whole` for what happens to the last one.
 
     Args:

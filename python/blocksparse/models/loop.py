@@ -6,9 +6,11 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .files import AnyPath
 from .folder import locked
 from .log import Log
 from .stopping import Stopped
@@ -25,7 +27,7 @@ Evaluate = Callable[[Callable[[], bool]], dict[str, float]]
 
 def train(
     trainer: Trainer,
-    folder: Path,
+    folder: AnyPath,
     evaluate: Evaluate | None,
     *,
     save_every: int = 200,
@@ -50,65 +52,98 @@ def train(
     `stop` is asked before each update and during evaluations. Where it says so in one of the processes, all write what
     they have and return. Whoever goes on makes the log what it would be without that: see `Log`.
     """
-    op = trainer.kind.op
+    op, place = trainer.kind.op, Path(folder)
     check_updates(op, save_every=save_every, evaluate_every=evaluate_every, until=until)
-    world = trainer.world
     last = min(trainer.config.updates, until or trainer.config.updates)
+    with locked(place, op) if trainer.world.first else nullcontext():
+        log = Log(place / "log.jsonl", trainer.update, op) if trainer.world.first else None
+        return _Loop(trainer, place, log, evaluate, save_every, evaluate_every or save_every, last, report, stop).run()
 
-    def saves() -> bool:
-        return trainer.update % save_every == 0 or trainer.update == last
 
-    def is_due() -> bool:  # a line of the log
-        return saves() or trainer.update % (evaluate_every or save_every) == 0
+@dataclass
+class _Loop:
+    """What `train` does inside of its lock."""
 
-    def evaluated(line: dict[str, Any]) -> bool:  # into the line; False: stopped
-        if evaluate is not None:
+    trainer: Trainer
+    folder: Path
+    log: Log | None  # of the first process
+    evaluate: Evaluate | None
+    save_every: int
+    evaluate_every: int
+    last: int
+    report: Callable[[dict[str, Any]], None]
+    stop: Callable[[], bool]
+    spent: float = 0.0  # seconds of updates
+
+    def run(self) -> bool:
+        trainer, world = self.trainer, self.trainer.world
+        line = (self.log.unfinished if self.log else None) or {}
+        self.spent = self.log.seconds if self.log else 0.0
+        saved, finished = trainer.update, True
+        if world.any(bool(line) and self.is_due(), trainer.device):
+            finished = self.evaluated(line)
+            if self.log and finished:
+                self.log.add(line)
+                self.report(line)
+        while finished and trainer.update < self.last and not world.any(self.stop(), trainer.device):
+            line = self.step()
+            if self.is_due():
+                finished = self.evaluated(line)
+                if self.log:  # before the checkpoint: a line too many is cut when training goes on
+                    self.log.add(line, finished=finished)
+                if finished and self.saves():
+                    self.save()
+                    saved = trainer.update
+            if self.log:
+                self.report(line)
+        if trainer.update > saved:  # an end was asked for
+            if not trainer.is_finite():
+                raise self.failure(line["lr"])
+            if self.log and not self.is_due():
+                self.log.add(line, finished=False)
+            self.save()
+        return finished and trainer.update >= self.last
+
+    def saves(self) -> bool:
+        return self.trainer.update % self.save_every == 0 or self.trainer.update == self.last
+
+    def is_due(self) -> bool:
+        """Whether there is a line in the log."""
+        return self.saves() or self.trainer.update % self.evaluate_every == 0
+
+    def save(self) -> None:
+        self.trainer.save(self.folder / "last.safetensors")
+
+    def step(self) -> dict[str, Any]:
+        """The line of an update, without an evaluation."""
+        trainer = self.trainer
+        rate, begin = trainer.rate(), time.perf_counter()
+        bits = trainer.step()
+        self.spent += time.perf_counter() - begin
+        if not math.isfinite(bits) or (self.saves() and not trainer.is_finite()):
+            raise self.failure(rate)
+        return {
+            "update": trainer.update,
+            **trainer.seen(),
+            "seconds": round(self.spent, 3),
+            "train": round(sum(trainer.recent) / len(trainer.recent), 4),
+            "lr": rate,
+        }
+
+    def evaluated(self, line: dict[str, Any]) -> bool:
+        """Puts it into the line; False: stopped."""
+        if self.evaluate is not None:
             try:
-                line |= evaluate(stop)
+                line |= self.evaluate(self.stop)
             except Stopped:
                 return False
         return True
 
-    with locked(folder, op) if world.first else nullcontext():
-        log = Log(folder / "log.jsonl", trainer.update, op) if world.first else None
-        line = (log.unfinished if log else None) or {}
-        spent = log.seconds if log else 0.0
-        saved = trainer.update
-        finished = True
-        if world.any(bool(line) and is_due(), trainer.device):
-            finished = evaluated(line)
-            if log and finished:
-                log.add(line)
-                report(line)
-        while finished and trainer.update < last and not world.any(stop(), trainer.device):
-            rate, begin = trainer.rate(), time.perf_counter()
-            bits = trainer.step()
-            spent += time.perf_counter() - begin
-            line = {
-                "update": trainer.update,
-                **trainer.seen(),
-                "seconds": round(spent, 3),
-                "train": round(sum(trainer.recent) / len(trainer.recent), 4),
-                "lr": rate,
-            }
-            if not math.isfinite(bits) or (saves() and not trainer.is_finite()):
-                raise _failure(trainer, rate)
-            if is_due():
-                finished = evaluated(line)
-                if log:  # before the checkpoint: a line too many is cut when training goes on
-                    log.add(line, finished=finished)
-                if finished and saves():
-                    trainer.save(folder / "last.safetensors")
-                    saved = trainer.update
-            if log:
-                report(line)
-        if trainer.update > saved:  # an end was asked for
-            if not trainer.is_finite():
-                raise _failure(trainer, rate)
-            if log and not is_due():
-                log.add(line, finished=False)
-            trainer.save(folder / "last.safetensors")
-        return finished and trainer.update >= last
+    def failure(self, rate: float) -> Diverged:
+        trainer = self.trainer
+        return Diverged(
+            f"[{trainer.kind.op}] training has failed by update {trainer.update}: lr {rate:g} may be too high"
+        )
 
 
 def check_updates(op: str, **numbers: int | None) -> None:
@@ -116,7 +151,3 @@ def check_updates(op: str, **numbers: int | None) -> None:
     for name, updates in numbers.items():
         if updates is not None and updates < 1:
             raise ValueError(f"[{op}] {name} is {updates}, needs 1 or more")
-
-
-def _failure(trainer: Trainer, rate: float) -> Diverged:
-    return Diverged(f"[{trainer.kind.op}] training has failed by update {trainer.update}: lr {rate:g} may be too high")

@@ -15,6 +15,7 @@ from ..torch.modules.digits import same_integers
 from . import checkpoint
 from .checkpoint import Kind
 from .distributed import World
+from .files import AnyPath
 
 SUMS = 100  # losses of training are averaged over so many updates
 
@@ -103,7 +104,7 @@ class Trainer:
         for name, p in self.model.named_parameters():
             p.copy_(weights[name])
 
-    def save(self, path: Path) -> None:
+    def save(self, path: AnyPath) -> None:
         """Everything that `resume` needs; the first process writes it."""
         more = self.more_tensors()
         if not self.world.first:
@@ -125,12 +126,12 @@ class Trainer:
             self.data_name: self.data_hash,
             **self.more_header(),
         }
-        checkpoint.save(path, tensors, header, self.kind)
+        checkpoint.save(Path(path), tensors, header, self.kind)
 
     def _moments(self) -> list[dict[str, Tensor] | None]:
         return [self.adam.state.get(p) for p in self.model.parameters()]
 
-    def resume(self, path: Path, *, other_updates: bool = False) -> int:
+    def resume(self, path: AnyPath, *, other_updates: bool = False) -> int:
         """Goes on from a checkpoint. All of it is checked before anything is replaced.
 
         Args:
@@ -144,6 +145,7 @@ class Trainer:
         Raises:
             ValueError: it is damaged, not whole, or of another model, training or data.
         """
+        path = Path(path)
         tensors, header = checkpoint.load(path, self.kind)
         mine = {"model": asdict(self.model_config), "training": asdict(self.config), self.data_name: self.data_hash}
         mine |= {what: value for what, value in self.more_header().items() if what in header}  # older ones lack some

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from ...torch.recurrent import State
 from .. import checkpoint, loop
 from ..distributed import ALONE, World, device_of
-from ..files import read_whole
+from ..files import AnyPath, read_whole
 from ..log import LINE as LINE
 from ..trainer import SUMS as SUMS
 from ..trainer import Trainer as BaseTrainer
@@ -25,16 +26,17 @@ from .network import LanguageModel, bits_per_byte, loss_of
 from .weights import load_model as load_model
 
 
-def read_text(paths: list[Path]) -> Tensor:
-    """All bytes of some files, one after the other.
+def read_text(paths: AnyPath | Iterable[AnyPath]) -> Tensor:
+    """All bytes of a file, or of some files one after the other.
 
     Raises:
         OSError: one cannot be read.
         ValueError: there is nothing in them.
     """
-    data = b"".join(map(read_whole, paths))
+    files = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    data = b"".join(map(read_whole, files))
     if not data:
-        raise ValueError(f"[lm] {', '.join(map(str, paths))}: no text in there")
+        raise ValueError(f"[lm] {', '.join(map(str, files))}: no text in there")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -162,7 +164,7 @@ class Trainer(BaseTrainer):
 
 def train(
     trainer: Trainer,
-    folder: Path,
+    folder: AnyPath,
     valid: Tensor | None,
     *,
     save_every: int = 200,

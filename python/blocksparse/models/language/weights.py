@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 
 from .. import checkpoint
 from ..distributed import device_of
+from ..files import AnyPath
 from .config import ModelConfig
 from .network import LanguageModel
 
 
-def load_model(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> LanguageModel:
+def load_model(path: AnyPath, device: torch.device | str = "cpu") -> LanguageModel:
     """The model of a checkpoint, with its averaged weights.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from ...torch.modes import evaluating
 from .. import checkpoint
 from ..distributed import ALONE, World, device_of
+from ..files import AnyPath
 from ..stopping import Stopped
 from ..trainer import Trainer as BaseTrainer
 from . import likelihood
@@ -231,7 +231,7 @@ def bits_per_dim(
 
 
 def load_model(
-    path: Path, device: torch.device | str = "cpu", *, averaged: bool = True
+    path: AnyPath, device: torch.device | str = "cpu", *, averaged: bool = True
 ) -> tuple[PixelCNN, tuple[int, int]]:
     """The model of a checkpoint, with its averaged weights or those of its last update, and the size of its images.
 

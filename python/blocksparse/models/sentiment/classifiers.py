@@ -6,12 +6,11 @@ import html
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..files import write_whole
+from ..files import AnyPath, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -246,7 +245,7 @@ def unit_score(x: Array, y: Array, splits: Sequence[Split], device: str = "cpu")
     return right / sum(split.test.size for split in splits)
 
 
-def plot_unit(values: Array, y: Array, unit: Unit, title: str, path: Path) -> None:
+def plot_unit(values: Array, y: Array, unit: Unit, title: str, path: AnyPath) -> None:
     """Histogram of a unit's values, by label, as PNG."""
     try:
         from matplotlib.figure import Figure
@@ -264,7 +263,7 @@ def plot_unit(values: Array, y: Array, unit: Unit, title: str, path: Path) -> No
     write_whole(path, lambda file: figure.savefig(file, format="png", dpi=140))
 
 
-def colour_text(texts: Sequence[bytes], values: Sequence[Array], unit: Unit, title: str, path: Path) -> None:
+def colour_text(texts: Sequence[bytes], values: Sequence[Array], unit: Unit, title: str, path: AnyPath) -> None:
     """An HTML page with each byte of some texts in the colour of a unit's value: blue is what it says of label 1."""
     scale = max((float(np.abs(v - unit.threshold).max()) for v in values), default=1.0) or 1.0
     paragraphs = []

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...torch.modes import evaluating
-from ..files import write_whole
+from ..files import AnyPath, write_whole
 from ..language.network import LanguageModel
 from ..language.stepping import Stepper
 
@@ -89,7 +89,7 @@ def unit_at_each_byte(model: LanguageModel, texts: Sequence[bytes], unit: int) -
     return [values[: len(text), i] for i, text in enumerate(texts)]
 
 
-def save_features(path: Path, features: Array, labels: Array | None, about: dict[str, Any]) -> None:
+def save_features(path: AnyPath, features: Array, labels: Array | None, about: dict[str, Any]) -> None:
     """A safetensors file with `features` and `labels`, whole or not at all; `about` says what they are of.
 
     Raises:
@@ -101,7 +101,7 @@ def save_features(path: Path, features: Array, labels: Array | None, about: dict
     write_whole(path, save(arrays, {FORMAT: json.dumps(about)}))
 
 
-def load_features(path: Path) -> tuple[Array, Array | None, dict[str, Any]]:
+def load_features(path: AnyPath) -> tuple[Array, Array | None, dict[str, Any]]:
     """(features, labels, about) of a file.
 
     Raises:
@@ -110,6 +110,7 @@ def load_features(path: Path) -> tuple[Array, Array | None, dict[str, Any]]:
     """
     from safetensors import SafetensorError, safe_open
 
+    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"[lm] there are no features {path}")
     try:

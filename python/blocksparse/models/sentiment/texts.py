@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import AnyPath
+
 ESCAPE = "surrogateescape"  # bytes that are no UTF-8 come out as they went in
 
 
@@ -59,7 +61,7 @@ class Examples:
         return len(self.texts)
 
 
-def read_labelled(path: Path, *, skip_bad_rows: bool = False, tokenised: bool = False) -> Examples:
+def read_labelled(path: AnyPath, *, skip_bad_rows: bool = False, tokenised: bool = False) -> Examples:
     """A file of rows "label text", or a CSV file with the columns label and sentence. Labels are 0 and 1.
 
     Args:
@@ -71,6 +73,7 @@ def read_labelled(path: Path, *, skip_bad_rows: bool = False, tokenised: bool = 
         OSError: the file cannot be read.
         ValueError: a row is bad, with its line; or no rows are left.
     """
+    path = Path(path)
     content = path.read_bytes().decode("utf-8", ESCAPE).removeprefix("\ufeff")  # spreadsheets write one in front
     rows = _csv_rows(path, content) if path.suffix == ".csv" else _line_rows(content)
     examples = Examples()
