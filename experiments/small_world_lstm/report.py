@@ -11,6 +11,8 @@ import argparse
 import statistics
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +21,8 @@ from sweeps import SETTINGS, bits
 
 from blocksparse.models.lines import need_lines
 
-COLORS = {
-    "dense": "black",
-    "dense-1152": "gray",
-    "dense-3208": "gray",
-    "ba": "tab:blue",
-    "ws": "tab:green",
-    "random": "tab:purple",
-    "diagonal": "tab:red",
-    "ring": "tab:orange",
-    "dense-inner2-steps256": "gray",
-    "balanced": "tab:cyan",
-    "balanced-steps256": "tab:pink",
-    "dense-steps64": "gray",
-    "512": "tab:red",
-    "512-steps64": "tab:pink",
-    "dense-inner2": "dimgray",
-    "ba-stride1": "tab:pink",
-    "ba-stride1-inner2": "tab:red",
-    "ba-stride1-inner2-b128": "tab:brown",
-    "balanced-stride1-inner2-b128": "tab:orange",
-    "balanced-stride1-inner2-b128-8192": "tab:green",
-    "ba-inner2": "tab:cyan",
-    "balanced-512": "tab:red",
-    "balanced-704": "tab:orange",
-}
+COLORS = [f"tab:{name}" for name in ["blue", "red", "green", "orange", "purple", "cyan", "pink", "brown", "olive"]]
+GRAYS = ["black", "dimgray", "darkgray", "lightgray"]  # of dense arms
 
 Line = dict[str, Any]
 
@@ -133,8 +112,18 @@ def said(line: Line, is_best: bool) -> str:
     return f"**{bits(line):.3f}**" if is_best else f"{bits(line):.3f}"
 
 
+def colors_of(arms: Iterable[str]) -> dict[str, str]:
+    """Dense ones are gray, from black on."""
+    names = sorted(set(arms), key=lambda arm: (len(arm), arm))
+    dense = [name for name in names if name.startswith("dense")]
+    others = [name for name in names if name not in dense]
+    return {**dict(zip(dense, cycle(GRAYS), strict=False)), **dict(zip(others, cycle(COLORS), strict=False))}
+
+
 def plot(arms: dict[str, list[Line]], path: Path) -> None:
     """Two panels, one where no seconds count; a line for each seed. The legend is beside, for names are long."""
+    colors = colors_of(run["arm"] for runs in arms.values() for run in runs)
+    longest = {arm: max(run["bytes"] for runs in arms.values() for run in runs if run["arm"] == arm) for arm in colors}
     timed = any(alone(runs) for runs in arms.values())
     figure = Figure(figsize=(12 if timed else 7, 3.8), layout="constrained")
     panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
@@ -145,7 +134,8 @@ def plot(arms: dict[str, list[Line]], path: Path) -> None:
             for i, run in enumerate(runs if column == 0 else alone(runs)):
                 x, y = [point[column] / scale for point in run["curve"]], [point[3] for point in run["curve"]]
                 name = f"{arm} {mean(runs, 'valid'):.3f}" if i == 0 else None
-                axes.plot(x, y, color=COLORS.get(run["arm"]), label=name, linewidth=1.3, marker="o", markersize=2.5)
+                style = "-" if run["bytes"] == longest[run["arm"]] else "--"
+                axes.plot(x, y, style, color=colors[run["arm"]], label=name, linewidth=1.3, marker="o", markersize=2.5)
         axes.set_xlabel(label)
         axes.grid(alpha=0.25)
     figure.axes[0].set_ylabel("bits per byte, text that chooses" if chooses else "bits per byte, held-out text")
