@@ -27,14 +27,14 @@ SETS = ("cr", "mr", "sst", "imdb", "subj", "mpqa")
 BASELINE = "1- and 2-grams"
 ARMS = {  # in the order of their bars: name in the legend, colour
     BASELINE: ("words and pairs of words", "lightgray"),
-    "dense": ("dense, six matrices", "dimgray"),
-    "dense-inner2": ("dense, two matrices", "black"),
+    "dense": ("dense, six matrices", "black"),
+    "dense-inner2": ("dense, two matrices", "dimgray"),
     "ba": ("sparse, six matrices, stride 2, BA", "tab:blue"),
     "random": ("sparse, six matrices, stride 2, random", "tab:purple"),
-    "ws": ("sparse, six matrices, stride 2, Watts-Strogatz", "tab:green"),
+    "ws": ("sparse, six matrices, stride 2, Watts-Strogatz", "tab:cyan"),
     "ba-stride1-inner2": ("sparse, two matrices, stride 1, BA, 18,432 units", "tab:red"),
-    "balanced-stride1-inner2-b128": ("sparse, two matrices, stride 1, balanced, 18,432 units", "tab:orange"),
-    "balanced-stride1-inner2-b128-8192": ("the same, 8,192 units", "gold"),
+    "balanced-stride1-inner2-b128": ("sparse, two matrices, stride 1, balanced, 18,432 units", "tab:green"),
+    "balanced-stride1-inner2-b128-8192": ("sparse, two matrices, stride 1, balanced, 8,192 units", "tab:orange"),
 }
 
 Errors = dict[str, dict[str, list[float]]]  # of an arm, of a set, each training
@@ -76,7 +76,9 @@ def plot(errors: Errors, title: str, path: Path) -> None:
                 fontsize=7 if len(errors) < 5 else 5.5 if len(errors) < 7 else 4.5,
             )
             if len(of_arm[name]) > 1:
-                axes.plot([x] * len(of_arm[name]), of_arm[name], "o", color="black", markersize=2)
+                axes.plot(
+                    [x] * len(of_arm[name]), of_arm[name], "o", color="white", markeredgecolor="black", markersize=2.5
+                )
     axes.set_xticks(range(len(sets)), [name.upper() for name in sets])
     axes.set(ylabel="error, %", title=title)
     axes.spines[["top", "right"]].set_visible(False)

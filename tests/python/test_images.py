@@ -264,6 +264,7 @@ def test_what_holds_no_images(tmp_path):
     save(tmp_path / "b", some(2, 5, 5))
     with pytest.raises(ImagesError, match="hold images of 4 x 5, 5 x 5 pixels, need one size"):
         read_all([tmp_path / "a", tmp_path / "b"], 3)
+    assert np.array_equal(read_all(str(tmp_path / "a"), 3).train, read_images(tmp_path / "a", 3).train)
 
 
 @settings(max_examples=25, deadline=None)

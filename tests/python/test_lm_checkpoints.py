@@ -39,6 +39,7 @@ def test_paths_may_be_strings(folder, text, tmp_path):
     assert torch.equal(read_text([str(folder / "text")] * 2), torch.cat([text, text]))
     trainer = Trainer(TINY, SHORT, same_text, "cpu")
     trainer.resume(str(folder / "last.safetensors"))
+    assert checkpoint.load_header(str(folder / "last.safetensors"))["update"] == 2
     trainer.save(str(tmp_path / "saved.safetensors"))
     assert (tmp_path / "saved.safetensors").read_bytes() == (folder / "last.safetensors").read_bytes()
     train(trainer, str(tmp_path / "on"), None, until=3)

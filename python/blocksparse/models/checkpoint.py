@@ -37,13 +37,13 @@ LM = Kind("lm", "a language model", "blocksparse-lm-2", "blocksparse-lm-1")
 FORMAT, FORMAT_1 = LM.format, LM.older
 
 
-def save(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], kind: Kind = LM) -> None:
+def save(path: AnyPath, tensors: dict[str, Tensor], header: dict[str, Any], kind: Kind = LM) -> None:
     """Writes a checkpoint; see `write_whole` for what happens to the last one.
 
     Raises:
         OSError: the disk is full, say; the old file is then still there.
     """
-    tensor_file.write(path, tensors, kind.format, json.dumps(header), kind.op)
+    tensor_file.write(Path(path), tensors, kind.format, json.dumps(header), kind.op)
 
 
 def load(path: AnyPath, kind: Kind = LM) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -66,8 +66,9 @@ def load(path: AnyPath, kind: Kind = LM) -> tuple[dict[str, Tensor], dict[str, A
     return tensors, header
 
 
-def load_header(path: Path, kind: Kind = LM) -> dict[str, Any]:
+def load_header(path: AnyPath, kind: Kind = LM) -> dict[str, Any]:
     """The header alone, which is not compared with the digest. Raises what `load` does."""
+    path = Path(path)
     with _opened(path, kind) as file:
         return _parsed(_parts(file.metadata() or {}, path, kind)[1], path, kind)
 

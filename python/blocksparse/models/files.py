@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +35,13 @@ def check_writable(path: Path, op: str = "lm") -> None:
 
 
 AnyPath = str | os.PathLike[str]
+
+
+def paths_of(paths: AnyPath | Iterable[AnyPath]) -> list[Path]:
+    """One path or several."""
+    return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+
+
 STDIN, STDOUT = Path("/dev/stdin"), Path("/dev/stdout")  # as shells have them; also by the name of "-"
 _STDINS, _STDOUTS = ({path, Path(f"/dev/fd/{i}"), Path(f"/proc/self/fd/{i}")} for i, path in enumerate((STDIN, STDOUT)))
 

@@ -18,7 +18,7 @@ import pickle
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .files import AnyPath, write_whole
+from .files import AnyPath, paths_of, write_whole
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
@@ -68,7 +68,8 @@ def read_images(path: AnyPath, channels: int, broken: Broken = "stop") -> Images
         ImagesError: what is there are no images, or one of them is broken.
         ModuleNotFoundError: pictures need Pillow.
     """
-    path, left_out = Path(path), list[str]()
+    path = Path(path)
+    left_out: list[str] = []
     if path.is_dir() and any(file.is_file() for name in CIFAR for file in path.glob(name)):
         train, test = _cifar(path)
     elif path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
@@ -85,13 +86,14 @@ def read_images(path: AnyPath, channels: int, broken: Broken = "stop") -> Images
     return Images(of_channels(train, channels), of_channels(test, channels), left_out)
 
 
-def read_all(paths: Sequence[AnyPath], channels: int, broken: Broken = "stop") -> Images:
+def read_all(paths: AnyPath | Iterable[AnyPath], channels: int, broken: Broken = "stop") -> Images:
     """`read_images` of several, one after the other. Raises ImagesError where their sizes differ."""
-    parts = [read_images(path, channels, broken) for path in paths]
+    files = paths_of(paths)
+    parts = [read_images(path, channels, broken) for path in files]
     sizes = {part.train.shape[1:] for part in parts} | {part.test.shape[1:] for part in parts if len(part.test)}
     if len(sizes) != 1:
         found = ", ".join(f"{h} x {w}" for h, w, _ in sorted(sizes))
-        raise ImagesError(f"[images] {', '.join(map(str, paths))} hold images of {found} pixels, need one size")
+        raise ImagesError(f"[images] {', '.join(map(str, files))} hold images of {found} pixels, need one size")
     train, test = (np.concatenate(p) for p in ([x.train for x in parts], [x.test for x in parts]))
     return Images(train, test, [line for part in parts for line in part.left_out])
 

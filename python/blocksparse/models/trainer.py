@@ -126,7 +126,7 @@ class Trainer:
             self.data_name: self.data_hash,
             **self.more_header(),
         }
-        checkpoint.save(Path(path), tensors, header, self.kind)
+        checkpoint.save(path, tensors, header, self.kind)
 
     def _moments(self) -> list[dict[str, Tensor] | None]:
         return [self.adam.state.get(p) for p in self.model.parameters()]

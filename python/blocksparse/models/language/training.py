@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 from ...torch.recurrent import State
 from .. import checkpoint, loop
 from ..distributed import ALONE, World, device_of
-from ..files import AnyPath, read_whole
+from ..files import AnyPath, paths_of, read_whole
 from ..log import LINE as LINE
 from ..trainer import SUMS as SUMS
 from ..trainer import Trainer as BaseTrainer
@@ -33,7 +31,7 @@ def read_text(paths: AnyPath | Iterable[AnyPath]) -> Tensor:
         OSError: one cannot be read.
         ValueError: there is nothing in them.
     """
-    files = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    files = paths_of(paths)
     data = b"".join(map(read_whole, files))
     if not data:
         raise ValueError(f"[lm] {', '.join(map(str, files))}: no text in there")
