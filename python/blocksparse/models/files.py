@@ -11,13 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+AnyPath = str | os.PathLike[str]
 
-def check_writable(path: Path, op: str = "lm") -> None:
+
+def check_writable(path: AnyPath, op: str = "lm") -> None:
     """Whether `write_whole` can write there: asked before hours of computing, not behind them. Makes the folder.
 
     Raises:
         OSError: it cannot.
     """
+    path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"[{op}] {path} is a folder, needs to be a file to be written")
     if _is_device(path):
@@ -34,9 +37,6 @@ def check_writable(path: Path, op: str = "lm") -> None:
             beside.unlink(missing_ok=True)
 
 
-AnyPath = str | os.PathLike[str]
-
-
 def paths_of(paths: AnyPath | Iterable[AnyPath]) -> list[Path]:
     """One path or several."""
     return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
@@ -51,12 +51,13 @@ def is_stdout(path: Path) -> bool:
     return path in _STDOUTS
 
 
-def read_whole(path: Path) -> bytes:
+def read_whole(path: AnyPath) -> bytes:
     """All bytes of a file, or of standard input.
 
     Raises:
         OSError: it cannot be read.
     """
+    path = Path(path)
     if path in _STDINS:
         return sys.stdin.buffer.read()
     if path.is_dir():

@@ -130,8 +130,9 @@ class _ArraysOnly(pickle.Unpickler):
         raise ImagesError(f"holds a {module}.{name}, which no batch of CIFAR-10 does")
 
 
-def read_batch(path: Path) -> tuple[Bytes, Bytes]:
+def read_batch(path: AnyPath) -> tuple[Bytes, Bytes]:
     """Images [n, 32, 32, 3] and classes [n] of one of CIFAR-10's batches, pickled or .bin."""
+    path = Path(path)
     data = path.read_bytes()
     if path.suffix == ".bin":
         if not data or len(data) % 3073:
@@ -162,8 +163,9 @@ def _cifar(folder: Path) -> tuple[Bytes, Bytes]:
     return train, test
 
 
-def read_idx(path: Path, sizes: int) -> Bytes:
+def read_idx(path: AnyPath, sizes: int) -> Bytes:
     """MNIST's format, gzipped or not: two zeros, type 8 (bytes), the number of sizes, the sizes, the bytes."""
+    path = Path(path)
     packed = path if path.exists() else path.with_name(path.name + ".gz")
     try:
         data = packed.read_bytes()
@@ -197,8 +199,9 @@ def _pillow() -> Any:
     return Image
 
 
-def is_archive(path: Path) -> bool:
+def is_archive(path: AnyPath) -> bool:
     """Whether it has the name of a tar file, packed or not. What is in it is another matter."""
+    path = Path(path)
     return ".tar" in path.suffixes[-2:] or path.suffix in (".tgz", ".txz", ".tbz2")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..files import AnyPath, paths_of
 from ..images import Broken, Bytes, Images, ImagesError, read_all, shrink
 
 HELD_OUT = 10  # of so many images one, where there is no test part
@@ -32,7 +33,9 @@ def spread(images: Tensor, number: int) -> Tensor:
     return images[torch.arange(number) * n // number] if number < n else images
 
 
-def read(paths: list[Path], channels: int, by: int = 1, broken: Broken = "stop", *, holds_out: bool = True) -> Images:
+def read(
+    paths: AnyPath | Iterable[AnyPath], channels: int, by: int = 1, broken: Broken = "stop", *, holds_out: bool = True
+) -> Images:
     """Images of files, shrunk, with a test part; what was left out is said on standard error.
 
     Args:
@@ -56,14 +59,15 @@ def read(paths: list[Path], channels: int, by: int = 1, broken: Broken = "stop",
     return Images(shrink(train, by), shrink(test, by))
 
 
-def read_part(paths: list[Path], channels: int, by: int, broken: Broken, part: str) -> Bytes:
+def read_part(paths: AnyPath | Iterable[AnyPath], channels: int, by: int, broken: Broken, part: str) -> Bytes:
     """The part "train" or "test" of `read`, or "all".
 
     Raises:
         OSError, ImagesError: see `read`; or there are none.
     """
-    found = read(paths, channels, by, broken)
+    files = paths_of(paths)
+    found = read(files, channels, by, broken)
     chosen = np.concatenate((found.train, found.test)) if part == "all" else getattr(found, part)
     if len(chosen) == 0:
-        raise ImagesError(f"[images] {', '.join(map(str, paths))}: no images are of the part {part!r}")
+        raise ImagesError(f"[images] {', '.join(map(str, files))}: no images are of the part {part!r}")
     return chosen

@@ -128,7 +128,7 @@ ALTERED = frozenset(
 )
 
 
-def read_imdb(archive: Path, folders: Iterable[str]) -> dict[str, list[bytes]]:
+def read_imdb(archive: AnyPath, folders: Iterable[str]) -> dict[str, list[bytes]]:
     """Prepared reviews of some folders, such as "train/pos" or "train/unsup", in the order of their numbers.
 
     Args:
