@@ -73,7 +73,7 @@ def plot(errors: Errors, title: str, path: Path) -> None:
                 (0, 4),
                 textcoords="offset points",
                 ha="center",
-                fontsize=7 if len(errors) < 5 else 5.5 if len(errors) < 7 else 4.5,
+                fontsize=min(7, 32 / len(errors)),
             )
             if len(of_arm[name]) > 1:
                 axes.plot(

@@ -14,6 +14,11 @@ from typing import IO, Any
 AnyPath = str | os.PathLike[str]
 
 
+def paths_of(paths: AnyPath | Iterable[AnyPath]) -> list[Path]:
+    """One path or several."""
+    return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+
+
 def check_writable(path: AnyPath, op: str = "lm") -> None:
     """Whether `write_whole` can write there: asked before hours of computing, not behind them. Makes the folder.
 
@@ -35,11 +40,6 @@ def check_writable(path: AnyPath, op: str = "lm") -> None:
     finally:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
-
-
-def paths_of(paths: AnyPath | Iterable[AnyPath]) -> list[Path]:
-    """One path or several."""
-    return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
 STDIN, STDOUT = Path("/dev/stdin"), Path("/dev/stdout")  # as shells have them; also by the name of "-"

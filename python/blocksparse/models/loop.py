@@ -140,10 +140,8 @@ class _Loop:
         return True
 
     def failure(self, rate: float) -> Diverged:
-        trainer = self.trainer
-        return Diverged(
-            f"[{trainer.kind.op}] training has failed by update {trainer.update}: lr {rate:g} may be too high"
-        )
+        op, update = self.trainer.kind.op, self.trainer.update
+        return Diverged(f"[{op}] training has failed by update {update}: lr {rate:g} may be too high")
 
 
 def check_updates(op: str, **numbers: int | None) -> None:
