@@ -30,12 +30,16 @@ KEYS = ("name", "arm", "sweep", "seed", "lr", "parameters", "graph", "hidden")  
 
 
 def by_arm(lines: list[Line]) -> dict[str, list[Line]]:
-    """Runs, the best arm first; sweeps are left out. Runs of several lengths are arms of their own."""
+    """Runs, the best arm first; sweeps are left out. Runs of several lengths or rates are arms of their own."""
     arms: dict[str, list[Line]] = defaultdict(list)
     runs = [line for line in lines if not line["sweep"]]
     several = len({run["bytes"] for run in runs}) > 1
+    rates: dict[str, set[float]] = defaultdict(set)
     for run in runs:
-        arms[f"{run['arm']}, {run['bytes'] / 1e6:.1f} MB" if several else run["arm"]].append(run)
+        rates[run["arm"]].add(run["lr"])
+    for run in runs:
+        name = f"{run['arm']}, {run['bytes'] / 1e6:.1f} MB" if several else run["arm"]
+        arms[f"{name}, rate {run['lr']:g}" if len(rates[run["arm"]]) > 1 else name].append(run)
     return dict(sorted(arms.items(), key=lambda item: mean(item[1], "valid")))
 
 
@@ -123,7 +127,9 @@ def colors_of(arms: Iterable[str]) -> dict[str, str]:
 def plot(arms: dict[str, list[Line]], path: Path) -> None:
     """Two panels, one where no seconds count; a line for each seed. The legend is beside, for names are long."""
     colors = colors_of(run["arm"] for runs in arms.values() for run in runs)
-    longest = {arm: max(run["bytes"] for runs in arms.values() for run in runs if run["arm"] == arm) for arm in colors}
+    solid: dict[str, str] = {}  # of an arm with several lengths or rates: the longest, and of these the best
+    for name, runs in sorted(arms.items(), key=lambda item: -item[1][0]["bytes"]):
+        solid.setdefault(runs[0]["arm"], name)
     timed = any(alone(runs) for runs in arms.values())
     figure = Figure(figsize=(12 if timed else 7, 3.8), layout="constrained")
     panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
@@ -134,7 +140,7 @@ def plot(arms: dict[str, list[Line]], path: Path) -> None:
             for i, run in enumerate(runs if column == 0 else alone(runs)):
                 x, y = [point[column] / scale for point in run["curve"]], [point[3] for point in run["curve"]]
                 name = f"{arm} {mean(runs, 'valid'):.3f}" if i == 0 else None
-                style = "-" if run["bytes"] == longest[run["arm"]] else "--"
+                style = "-" if solid[run["arm"]] == arm else "--"
                 axes.plot(x, y, style, color=colors[run["arm"]], label=name, linewidth=1.3, marker="o", markersize=2.5)
         axes.set_xlabel(label)
         axes.grid(alpha=0.25)

@@ -191,6 +191,18 @@ def test_report_of_rates_that_were_tried(tmp_path):
         assert row.endswith("| at the edge |" if best in (min(tried), max(tried)) else "| inside |")
 
 
+def test_report_of_runs_at_several_rates(tmp_path):
+    pytest.importorskip("matplotlib")
+    for rate in ("1e-2", "2e-2"):
+        done, lines = results_of(tmp_path, CONFIG, "--arms", "ba", "--seeds", 0, "--sweep", "--rates", rate)
+        assert done.status == 0, done.stderr
+    report = script("small_world_lstm/report.py", tmp_path / "results.jsonl")
+    assert report.status == 0, report.stderr
+    rows = re.findall(r"^\| ba, rate (\S+) \|.* (\d\.\d{4}) \| (\d\.\d{4}) \|", report.stdout, re.MULTILINE)
+    best_first = sorted(lines, key=lambda line: line["valid"])
+    assert rows == [(f"{line['lr']:g}", *[f"{line['valid']:.4f}"] * 2) for line in best_first]
+
+
 def test_table_of_widths(tmp_path):
     pytest.importorskip("matplotlib")
     arms = {
