@@ -4,6 +4,7 @@ import json
 import os
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from ranks import run_forked, run_package
 from tiny_language_models import SHORT, TINY, lm, same, sentences
 
 from blocksparse.models import checkpoint
+from blocksparse.models.files import check_writable
 from blocksparse.models.language.training import Trainer, load_model, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,6 +71,28 @@ def test_a_checkpoint_is_as_safetensors_writes_it_alone_and_open_as_other_files(
     for read in (back, load_file(tmp_path / "deep" / "x.safetensors")):
         assert read.keys() == tensors.keys()
         assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_checkpoint_may_have_the_longest_name_that_check_writable_accepts(tmp_path):
+    def accepted(length):
+        try:
+            check_writable(tmp_path / ("n" * length))
+        except OSError:
+            return False
+        return True
+
+    longest = max(filter(accepted, range(100, 256)))
+    checkpoint.save(tmp_path / ("n" * longest), {"a": torch.arange(5)}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["n" * longest]
+
+
+def test_a_checkpoint_is_written_where_modes_cannot_be_changed(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refused)  # as on a network share whose files all belong to somebody else
+    checkpoint.save(tmp_path / "x", {"a": torch.arange(5)}, {"update": 1})
+    assert checkpoint.load(tmp_path / "x")[1] == {"update": 1}
 
 
 def header_bytes(data):

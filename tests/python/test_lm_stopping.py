@@ -321,9 +321,9 @@ def test_what_killed_runs_have_left_is_removed(text, tmp_path):
     for name in (*left, *others):
         (out / name).write_bytes(b"half")
     for process in (dead, alive):  # a library's files
-        (out / f".last.safetensors.{HOST}.{process}.parts").mkdir()
-        (out / f".last.safetensors.{HOST}.{process}.parts" / ".tmp1").write_bytes(b"half")
-    others += [f".last.safetensors.{HOST}.{alive}.parts"]
+        (out / f".last.safetensors.{HOST}.{process}.dir").mkdir()
+        (out / f".last.safetensors.{HOST}.{process}.dir" / ".tmp1").write_bytes(b"half")
+    others += [f".last.safetensors.{HOST}.{alive}.dir"]
     assert lm(*words(text, out, "--until", 1)) == 0
     assert names(out) == sorted([*others, "last.safetensors", "log.jsonl"])
 

@@ -75,7 +75,7 @@ def is_device(path: Path) -> bool:
 
 
 HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
-_PARTS = re.compile(r"\.(.+)\.(?P<host>[\w-]+)\.(?P<process>[1-9]\d*)\.parts?")
+_PARTS = re.compile(r"\.(.+)\.(?P<host>[\w-]+)\.(?P<process>[1-9]\d*)\.(part|dir)")
 _OLD_PARTS = re.compile(r"\.(last\.safetensors|log\.jsonl)\.(?P<process>[1-9]\d*)")  # as they were called before
 
 
@@ -140,7 +140,7 @@ def write_whole_by(path: AnyPath, writer: Callable[[Path], Any], op: str = "lm")
         OSError: the disk is full, say; the old file is then still there.
     """
     path = _target(path)
-    folder = _beside(path).with_suffix(".parts")
+    folder = _beside(path).with_suffix(".dir")  # no longer than the name that `check_writable` has tried
     made = folder / path.name
     try:
         with _said(path, op):
@@ -148,7 +148,8 @@ def write_whole_by(path: AnyPath, writer: Callable[[Path], Any], op: str = "lm")
             made.touch()
             mode = made.stat().st_mode  # what files have here, which the writer may not know
             writer(made)
-            made.chmod(mode)
+            with suppress(OSError):  # shares on which all files are somebody else's forbid it
+                made.chmod(mode)
             with open(made, "rb+") as file:
                 os.fsync(file.fileno())
             os.replace(made, path)
