@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -141,3 +143,17 @@ from blocksparse.torch.functional.linear import apply_linear
 assert callable(bst.lstm) and bst.weight_norm is weight_norm and callable(bst.functional.linear)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "api" / "python.rst"
+LISTED = re.findall(r"automodule:: (\S+)\n +:members: (.+)", PAGE.read_text())
+
+
+@pytest.mark.parametrize(("module", "names"), LISTED)
+def test_names_that_the_site_lists_are_there(module, names):
+    found = pytest.importorskip(module)
+    assert [name for name in names.split(", ") if not hasattr(found, name)] == []
+
+
+def test_the_site_lists_names():
+    assert len(LISTED) > 4
