@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,11 @@ def small_world_table(lines: list[Line]) -> str:
 
 
 def layouts_picture(lines: list[Line], masks: Path, path: Path) -> None:
-    """The blocks of each matrix, a row for each arm."""
+    """The blocks of each matrix, a row for each arm. Raises FileNotFoundError where there are none."""
     files = {line["arm"]: masks / f"masks-{line['arm']}-seed{line['seed']}.npz" for line in lines}
     found = {arm: np.load(file) for arm, file in files.items() if file.exists()}
+    if not found:
+        raise FileNotFoundError(f"{masks} has none of {', '.join(file.name for file in files.values())}")
     names = list(next(iter(found.values())).files)
     figure = Figure(figsize=(1.5 * len(names), 1.6 * len(found)), layout="constrained")
     for row, (arm, arrays) in zip(figure.subplots(len(found), len(names), squeeze=False), found.items(), strict=True):
@@ -129,5 +132,8 @@ if __name__ == "__main__":
     if options.what == "byte_lm" and len({line["method"] for line in found}) > 4:
         byte_lm_picture(found, options.results.with_suffix(".png"))
     elif options.masks:
-        layouts_picture(found, options.masks, options.results.with_suffix(".png"))
+        try:
+            layouts_picture(found, options.masks, options.results.with_suffix(".png"))
+        except FileNotFoundError as error:
+            sys.exit(f"error: {error}")
     print(table)
