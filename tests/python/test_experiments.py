@@ -1,4 +1,4 @@
-"""The scripts of experiments/compression and experiments/sentiment, on little data."""
+"""The scripts of experiments/compression and experiments/sentiment, and a report of learned_structure."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ranks import run_forked, run_script
 from tiny_language_models import SHORT, TINY, sentences
@@ -151,3 +152,28 @@ def test_sentiment(tmp_path):
         none = script(f"{report}/report.py", tmp_path / "none.jsonl", "--out", bars)
         assert none.status == 1
         assert "none.jsonl does not exist" in none.stderr
+
+
+@pytest.mark.parametrize("what", ["byte_lm", "small_world"])
+def test_report_of_learned_structure(tmp_path, what):
+    """The tables are those of the results."""
+    pytest.importorskip("matplotlib")
+    results = EXPERIMENTS / "learned_structure" / "results"
+    shutil.copy(results / f"{what}.jsonl", tmp_path)
+    done = script("learned_structure/report.py", what, tmp_path / f"{what}.jsonl")
+    assert done.status == 0, done.stderr
+    assert (tmp_path / f"{what}.md").read_text() == (results / f"{what}.md").read_text()
+
+
+def test_report_of_masks_that_are_not_there(tmp_path):
+    pytest.importorskip("matplotlib")
+    shutil.copy(EXPERIMENTS / "learned_structure" / "results" / "small_world.jsonl", tmp_path)
+    words = ["small_world", tmp_path / "small_world.jsonl", "--masks", tmp_path]
+    done = script("learned_structure/report.py", *words)
+    assert done.status == 1
+    assert f"error: {tmp_path} has none of masks-" in done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "small_world.jsonl").read_text().splitlines()]
+    np.savez(tmp_path / f"masks-{lines[0]['arm']}-seed{lines[0]['seed']}.npz", gates=np.eye(4, dtype=bool))
+    done = script("learned_structure/report.py", *words)
+    assert done.status == 0, done.stderr
+    assert (tmp_path / "small_world.png").stat().st_size > 1000
