@@ -41,7 +41,10 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: something is missing, unknown or no positive number.
     """
-    config = json.loads(path.read_text())
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
     if not isinstance(config, dict) or not set(config) >= NEEDED:
         given = ", ".join(config) if isinstance(config, dict) else config
         raise ValueError(f"{path} has {given}; needs {', '.join(sorted(NEEDED))}")

@@ -27,12 +27,13 @@ GRAYS = ["black", "dimgray", "darkgray", "lightgray"]  # of dense arms
 Line = dict[str, Any]
 
 KEYS = ("name", "arm", "sweep", "seed", "lr", "parameters", "graph", "hidden")  # of each line
+KEYS_OF_RUNS = ("bytes", "valid", "seconds", "curve", "machine", "mix")  # that have not diverged
 
 
 def by_arm(lines: list[Line]) -> dict[str, list[Line]]:
-    """Runs, the best arm first; sweeps are left out. Runs of several lengths or rates are arms of their own."""
+    """Runs, the best arm first, without those that diverged. Runs of several lengths or rates are arms of their own."""
     arms: dict[str, list[Line]] = defaultdict(list)
-    runs = [line for line in lines if not line["sweep"]]
+    runs = [line for line in lines if not line["sweep"] and not line.get("diverged")]
     several = len({run["bytes"] for run in runs}) > 1
     rates: dict[str, set[float]] = defaultdict(set)
     for run in runs:
@@ -154,6 +155,9 @@ def read(path: Path) -> list[Line]:
     """The first line of each name. Raises ValueError where there are none, or others."""
     named: dict[str, Line] = {}
     for line in need_lines(path, KEYS):
+        missing = [key for key in KEYS_OF_RUNS if key not in line]
+        if missing and not line["sweep"] and not line.get("diverged"):
+            raise ValueError(f"{path}: {line['name']} has no {', '.join(missing)}")
         named.setdefault(line["name"], line)
     return list(named.values())
 
@@ -168,6 +172,8 @@ def main() -> None:
     if found := by_arm(lines):
         plot(found, options.results.with_suffix(".png"))
         text = table(found) + text
+    if diverged := [line["name"] for line in lines if not line["sweep"] and line.get("diverged")]:
+        text += f"\nDiverged: {', '.join(diverged)}.\n"
     options.results.with_suffix(".md").write_text(text)
     print(text)
 

@@ -3,11 +3,12 @@
     python experiments/small_world_lstm/run.py configs/cpu-graphs.json --text imdb.txt --out out --results mine.jsonl
 
 The same command goes on after a stop: runs continue from their last checkpoint, those with a result are left alone.
-With --minutes it stops by itself, as on Ctrl-C, and writes one.
-Where a configuration has rates, each arm is first trained with each of them on the first seed, for a tenth of the
-length, or as the configuration's `sweep_epochs` or `sweep_updates` say. If it says how many `trials` an arm has, others
-follow until the best lies inside, as many for each arm; then so for its warm-ups and ends of the cosine, if there are
-several. What chooses is a part of the text of its own; what is reported is of another.
+With --minutes it stops by itself, as on Ctrl-C, and leaves a checkpoint.
+
+Each arm is first trained with each of its rates, on the first seed, for a tenth of the length or what the
+configuration's `sweep_epochs` or `sweep_updates` say. Where it names `trials`, other rates follow until the best lies
+inside, as many for each arm. Then so for warm-ups and ends of the cosine, where there are several. One part of the text
+chooses, another is reported. A run that diverges has a line that says so; the others go on, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -162,8 +163,6 @@ def trained(run: Run, texts: Texts, results: Results, options: argparse.Namespac
                 stop=options.stop,
             )
     except Diverged as error:
-        if not run.sweep:
-            raise
         print(f"{run.name}: {error}", flush=True)
         return {**line, "diverged": True}
     if not ended:
@@ -246,7 +245,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="JSON lines (default: results/CONFIG.jsonl)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--arms", nargs="+", help="only these")
-    parser.add_argument("--seeds", type=int, nargs="+", help="only these: for processes side by side")
+    parser.add_argument("--seeds", type=int, nargs="+", help="only these, of whole runs; a sweep takes the first")
     parser.add_argument("--updates", type=int, help="in place of the configuration's")
     parser.add_argument("--epochs", type=float, help="in place of the configuration's updates or epochs")
     parser.add_argument("--sweep-updates", type=int, help="in place of the configuration's")
@@ -267,6 +266,8 @@ def main() -> int:
             parser.error(f"--{name.replace('_', '-')} is {given}, needs more than 0")
         if name in ("trials", "minutes", "threads") and given is not None and not given >= 0:
             parser.error(f"--{name} is {given}, needs 0 or more")
+        if name == "seeds" and min(given or [0]) < 0:
+            parser.error(f"--seeds has {min(given)}, needs 0 or more")
     config = read_config(path)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -283,14 +284,16 @@ def main() -> int:
         options.stop = lambda: asked() or time.monotonic() > deadline
         try:
             chosen = choose(arms, texts, results, options)
-            for seed in [] if options.sweep_only else options.seeds or config["seeds"]:
-                for arm in arms:
-                    do(run_of(config, arm, seed, chosen[arm]), texts, results, options)
+            seeds = [] if options.sweep_only else options.seeds or config["seeds"]
+            runs = [run_of(config, arm, seed, chosen[arm]) for seed in seeds for arm in arms]
+            diverged = [run.name for run in runs if do(run, texts, results, options) == math.inf]
         except Stopped as stopped:
             print(stopped, flush=True)
             return asked.status if asked() else 0
     if not results.added:
         print(f"nothing is left to do: all that was asked for is in {results.path}")
+    if diverged:
+        raise ValueError(f"diverged: {', '.join(diverged)}")
     return 0
 
 

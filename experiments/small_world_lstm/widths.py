@@ -9,7 +9,6 @@ seeds. Arms whose longest run is shorter than that of others are left out, and n
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -17,13 +16,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from configuration import read_config
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from sweeps import bits
 
+from blocksparse.models.language import ModelConfig
 from report import Line, read
 
+SHOWN = {field: getattr(ModelConfig(), field) for field in ("hidden", "block", "graph", "inner", "stride")}
 COLORS = {8: "tab:red", 16: "tab:green", 32: "tab:blue", 64: "tab:orange"}
 
 
@@ -43,7 +45,7 @@ def arms_of(lines: list[Line]) -> dict[str, list[Rate]]:
     Raises:
         ValueError: there is no run.
     """
-    runs = [line for line in lines if not line["sweep"]]
+    runs = [line for line in lines if not line["sweep"] and not line.get("diverged")]
     if not runs:
         raise ValueError("there is no run among the results, but sweeps at most")
     longest = max(line["bytes"] for line in runs)
@@ -61,31 +63,32 @@ def arms_of(lines: list[Line]) -> dict[str, list[Rate]]:
 
 
 def speeds_of(lines: list[Line]) -> dict[str, float]:
-    """kB/s of arms that were trained alone, in steady state: between the first and the last point of the curve."""
-    speeds = {}
+    """kB/s of arms that were trained alone, in steady state: between the first and the last point of the curve.
+
+    The mean of an arm's runs, those too that are shorter than others.
+    """
+    speeds: dict[str, list[float]] = defaultdict(list)
     for line in lines:
-        if not line["sweep"] and line.get("alone", True):
+        if not line["sweep"] and not line.get("diverged") and line.get("alone", True):
             first, last = line["curve"][0], line["curve"][-1]
             if last[1] > first[1]:  # not where there is one point alone
-                speeds[line["arm"]] = (last[0] - first[0]) / (last[1] - first[1]) / 1000
-    return speeds
+                speeds[line["arm"]].append((last[0] - first[0]) / (last[1] - first[1]) / 1000)
+    return {arm: fmean(its) for arm, its in speeds.items()}
 
 
 def table(arms: dict[str, list[Rate]], models: dict[str, dict[str, Any]], speeds: dict[str, float]) -> str:
     """Markdown."""
     rows = [
-        "| units | b | graph | matrices | stride | parameters | bits/byte | rate | other rates | kB/s alone |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| arm | units | b | graph | matrices | stride | parameters | bits/byte | rate | other rates | kB/s alone |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for arm, (best, *others) in arms.items():
         model = models[arm]
         graph, block = (f"`{model['graph']}`", model["block"]) if model["graph"] else ("dense", "-")
         tried = ", ".join(f"{other.rate:g}: {other.bits:.4f}" for other in others) or "-"
         speed = f"{speeds[arm]:.0f}" if arm in speeds else "not measured"
-        rows.append(
-            f"| {model['hidden']} | {block} | {graph} | {model['inner']} | {model['stride']} | {best.parameters} | "
-            f"{best.bits:.4f} | {best.rate:g} | {tried} | {speed} |"
-        )
+        shape = f"{model['hidden']} | {block} | {graph} | {model['inner']} | {model['stride']}"
+        rows.append(f"| {arm} | {shape} | {best.parameters} | {best.bits:.4f} | {best.rate:g} | {tried} | {speed} |")
     return "\n".join(rows) + "\n"
 
 
@@ -102,7 +105,7 @@ def plot(arms: dict[str, list[Rate]], models: dict[str, dict[str, Any]], usual: 
     white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     for name, arm in zip(names, others, strict=True):
         where = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "size": 8, "bbox": white}
-        right.annotate(f"{best[arm]:.3f}", (name, best[arm]), **where)
+        right.annotate(f"{best[arm]:.4f}", (name, best[arm]), **where)
     right.margins(x=0.12)
     right.set_title(f"{usual['hidden']} units, b = {usual['block']}", fontsize=10)
     right.tick_params(axis="x", labelsize=8)
@@ -159,14 +162,15 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
-    config, lines = json.loads(options.config.read_text()), read(options.results)
-    models = {arm: config["model"] | what["model"] for arm, what in config["arms"].items()}
+    config, lines = read_config(options.config), read(options.results)
+    usual = SHOWN | config["model"]
+    models = {arm: usual | what["model"] for arm, what in config["arms"].items()}
     need_same(lines, models, options)
     arms = arms_of(lines)
     left_out = sorted({line["arm"] for line in lines} - set(arms))
     if left_out:
         print(f"left out, for no run of theirs is as long as those of others: {', '.join(left_out)}")
-    plot(arms, models, config["model"], options.results.with_suffix(".png"))
+    plot(arms, models, usual, options.results.with_suffix(".png"))
     text = table(arms, models, speeds_of(lines))
     options.results.with_suffix(".md").write_text(text)
     print(text)

@@ -223,7 +223,7 @@ def test_table_of_widths(tmp_path):
     assert (tmp_path / "results.png").stat().st_size > 1000
     rows = (tmp_path / "results.md").read_text().splitlines()[2:]
     assert len(rows) == len(arms) - 1
-    shown = [float(row.split("|")[7]) for row in rows]
+    shown = [float(row.split("|")[8]) for row in rows]
     assert shown == sorted(shown)
     longest = [line for line in lines if line["arm"] == "dense" and line["bytes"] == 4 * 4 * 8]
     means = {lr: [line["valid"] for line in longest if line["lr"] == lr] for lr in (1e-2, 2e-2)}
@@ -249,6 +249,33 @@ def test_table_of_widths(tmp_path):
     made = script("small_world_lstm/widths.py", tmp_path / "tiny.json", tmp_path / "results.jsonl")
     assert made.status == 1
     assert "error: there is no run among the results" in made.stderr
+
+
+def test_picture_of_the_lead(tmp_path):
+    pytest.importorskip("matplotlib")
+    config = {**CONFIG, "evaluations": 2}
+    for rate in (1e-2, 2e-2):
+        done, lines = results_of(tmp_path, config, "--sweep", "--rates", rate)
+        assert done.status == 0, done.stderr
+    ends = {}
+    for arm in ("dense", "ba"):
+        its = {lr: [line["choose"] for line in lines if (line["arm"], line["lr"]) == (arm, lr)] for lr in (1e-2, 2e-2)}
+        ends[arm] = min(sum(of_rate) / 2 for of_rate in its.values())
+    pair = f"{tmp_path / 'results.jsonl'},dense,ba"
+    done = script("small_world_lstm/lead.py", pair, "--out", tmp_path / "lead.png")
+    assert done.status == 0, done.stderr
+    said = re.fullmatch(r"0\.0M, 64 units, b = 8 \(seeds 2, dense 2\): (\S+) after 0\.0 MB\n", done.stdout)
+    assert float(said[1]) == pytest.approx(ends["dense"] - ends["ba"], abs=1e-4)
+    assert (tmp_path / "lead.png").stat().st_size > 1000
+    for given, message in (
+        (pair.replace("dense", "tree"), "there is no run of tree, but of ba, dense"),
+        (pair.replace(",ba", ""), "needs two commas: RESULTS,DENSE,SPARSE"),
+        (pair.replace(".jsonl", ".json"), "does not exist"),
+    ):
+        done = script("small_world_lstm/lead.py", given, "--out", tmp_path / "other.png")
+        assert done.status != 0
+        assert message in done.stderr
+    assert not (tmp_path / "other.png").exists()
 
 
 def test_behind_half_a_line_begins_a_new_one(tmp_path):
@@ -319,13 +346,18 @@ def test_bad_configurations(tmp_path, change, message):
         ("--sweep-updates", 0),
         ("--trials", -1),
         ("--minutes", "nan"),
+        ("--seeds", -1),
     ],
 )
 def test_bad_numbers_are_refused(tmp_path, words):
     done, lines = results_of(tmp_path, CONFIG, *words)
     assert done.status == 2
-    assert f"{words[0]} is {words[1]}, needs" in done.stderr
+    assert re.search(rf"{words[0]} (?:is|has) {words[1]}, needs", done.stderr)
     assert lines == []
+
+
+HALF_A_RUN = {"name": "a", "arm": "a", "sweep": False, "seed": 0, "lr": 1, "parameters": 1, "graph": "", "hidden": 1}
+HALF_A_RUN |= {"bytes": 1}
 
 
 def test_files_without_results_are_refused(tmp_path):
@@ -338,6 +370,7 @@ def test_files_without_results_are_refused(tmp_path):
         (table, None, "has no line of results"),
         (tmp_path / "five.jsonl", "5\n", "line 1 is no line of results, needs an object"),
         (tmp_path / "other.jsonl", '{"name": "a", "arm": "b"}\n', "line 1 is no line of results, needs sweep, seed"),
+        (tmp_path / "run.jsonl", json.dumps(HALF_A_RUN), "a has no valid, seconds, curve, machine, mix"),
     ):
         if text:
             path.write_text(text)
@@ -369,6 +402,38 @@ def test_a_rate_that_diverges_is_not_chosen(tmp_path):
     assert row.count("diverged") == 6
     assert "**" not in row
     assert row.endswith("| none |")
+
+
+def test_others_are_trained_behind_a_run_that_diverges(tmp_path):
+    pytest.importorskip("matplotlib")
+    words = ["--arms", "dense", "ba", "--sweep"]
+    assert results_of(tmp_path, {**CONFIG, "seeds": [0]}, *words, "--rates", 1e30)[0].status == 1
+    done, lines = results_of(tmp_path, CONFIG, *words, "--rates", 1e-2)
+    assert done.status == 0, done.stderr
+    done, _ = results_of(tmp_path, CONFIG, "--arms", "dense", "--sweep", "--rates", 1e30, "--seeds", 0)
+    assert (done.status, done.stderr) == (1, "error: diverged: dense-run-4-seed0-lr1e+30\n")  # it is not tried again
+    assert [line["arm"] for line in lines] == ["dense", "ba"] * 3
+    assert [line.get("diverged", False) for line in lines] == [True, True, False, False, False, False]
+    for words in (["report.py"], ["widths.py", tmp_path / "tiny.json"]):
+        done = script(f"small_world_lstm/{words[0]}", *words[1:], tmp_path / "results.jsonl")
+        assert done.status == 0, done.stderr
+        assert len(re.findall(r"^\| (?:dense|ba) \|", done.stdout, re.MULTILINE)) == 2
+        said = "\nDiverged: dense-run-4-seed0-lr1e+30, ba-run-4-seed0-lr1e+30.\n" in done.stdout
+        assert said == (words[0] == "report.py")
+
+
+def test_configurations_that_are_none(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "text").write_bytes(sentences(40))
+    (tmp_path / "tiny.json").write_bytes(sentences(2))
+    done = script("small_world_lstm/run.py", *named_files(tmp_path))
+    assert done.status == 1
+    assert done.stderr.startswith(f"error: {tmp_path / 'tiny.json'} is no JSON: ")
+    done, _ = results_of(tmp_path, CONFIG, "--arms", "ba", "--seeds", 0)
+    (tmp_path / "tiny.json").write_text("{}")
+    done = script("small_world_lstm/widths.py", tmp_path / "tiny.json", tmp_path / "results.jsonl")
+    assert done.status == 1
+    assert "tiny.json has ; needs arms" in done.stderr
 
 
 def sweeps():

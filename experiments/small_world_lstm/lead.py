@@ -1,0 +1,108 @@
+"""How far sparse arms are below dense ones of the same form, against the bytes that they have read.
+
+    python experiments/small_world_lstm/lead.py results/12M.jsonl,dense-inner2,balanced --out results/lead.png
+
+Of each arm its longest runs, with the rate that the text that chooses prefers, as the mean of seeds. Both arms are
+compared where both have a point of their curve, on the text that chooses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+from sweeps import bits
+
+from blocksparse.viz import check_picture
+from report import Line, read
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Of one sparse arm: bytes, and bits below dense; how many seeds there are of each."""
+
+    label: str
+    points: list[tuple[float, float]]
+
+
+def curve_of(lines: list[Line], arm: str) -> tuple[dict[float, float], list[Line]]:
+    """Bits of the text that chooses by bytes read, the mean of its runs; and those.
+
+    Raises:
+        ValueError: the arm has no run.
+    """
+    runs = [line for line in lines if line["arm"] == arm and not line["sweep"] and not line.get("diverged")]
+    if not runs:
+        arms = ", ".join(sorted({line["arm"] for line in lines if not line["sweep"]}))
+        raise ValueError(f"there is no run of {arm}, but of {arms or 'no arm'}")
+    longest = max(run["bytes"] for run in runs)
+    runs = [run for run in runs if run["bytes"] == longest]
+    rates = {run["lr"]: fmean(bits(other) for other in runs if other["lr"] == run["lr"]) for run in runs}
+    best = min(rates, key=lambda rate: rates[rate])
+    runs = [run for run in runs if run["lr"] == best]
+    curves = [{point[0]: point[3] for point in run["curve"]} for run in runs]
+    shared = set.intersection(*map(set, curves))
+    return {at: fmean(curve[at] for curve in curves) for at in sorted(shared)}, runs
+
+
+def lead_of(path: Path, dense: str, sparse: str) -> Lead:
+    """Raises ValueError where two arms have no point in common."""
+    lines = read(path)
+    (of_dense, dense_runs), (of_sparse, runs) = curve_of(lines, dense), curve_of(lines, sparse)
+    points = [(at, of_dense[at] - of_sparse[at]) for at in of_dense if at in of_sparse]
+    if not points:
+        raise ValueError(f"{path}: {dense} and {sparse} were not evaluated after the same bytes")
+    seeds = f"seeds {len(runs)}, dense {len(dense_runs)}"
+    label = f"{runs[0]['parameters'] / 1e6:.1f}M, {runs[0]['hidden']:,} units, b = {runs[0]['block']} ({seeds})"
+    return Lead(label, points)
+
+
+def plot(leads: list[Lead], path: Path) -> None:
+    """A line for each."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for lead in leads:
+        x, y = zip(*lead.points, strict=True)
+        axes.plot([at / 1e6 for at in x], y, marker="o", markersize=2.5, linewidth=1.3, label=lead.label)
+    axes.axhline(0, color="black", linewidth=0.9)
+    axes.set_xscale("log")
+    ticks = [0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128]
+    low, high = axes.get_xlim()
+    shown = [tick for tick in ticks if low <= tick <= high]
+    axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("MB of text")
+    axes.set_ylabel("bits per byte below dense")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=140)
+
+
+def main() -> None:
+    """Writes the picture, and prints the last point of each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "pairs", nargs="+", metavar="RESULTS,DENSE,SPARSE", help="a file of results, and two arms of it"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="PNG, SVG or PDF")
+    options = parser.parse_args()
+    path = check_picture(options.out, "lead")
+    leads = []
+    for pair in options.pairs:
+        if len(parts := pair.rsplit(",", 2)) != 3:
+            parser.error(f"{pair} needs two commas: RESULTS,DENSE,SPARSE")
+        leads.append(lead_of(Path(parts[0]), *parts[1:]))
+        print(f"{leads[-1].label}: {leads[-1].points[-1][1]:+.4f} after {leads[-1].points[-1][0] / 1e6:.1f} MB")
+    plot(leads, path)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
