@@ -176,11 +176,17 @@ def test_presets_of_two_matrices_have_as_many_parameters():
     assert list(totals.values()) == [101_527_552, 101_663_488, 97_665_792, 92_324_608]
 
 
-def test_small_presets_have_as_many_parameters():
-    sparse, dense = (LanguageModel(PRESETS[name]) for name in ("small", "dense-small"))
-    counts = [sum(p.numel() for p in model.parameters()) for model in (sparse, dense)]
-    assert counts == [615_168, 614_688]
-    assert sparse.lstm.gates.layout.density == 16 / 64
+@pytest.mark.parametrize(
+    ("names", "counts"),
+    [
+        (("small", "dense-small"), [615_168, 614_688]),
+        (("balanced-2816-b64", "dense-1440"), [13_038_336, 13_034_752]),
+    ],
+)
+def test_twins_of_small_presets_have_as_many_parameters(names, counts):
+    sparse, dense = (LanguageModel(PRESETS[name]) for name in names)
+    assert [sum(p.numel() for p in model.parameters()) for model in (sparse, dense)] == counts
+    assert sparse.lstm.gates.layout.density == 1 / 4
 
 
 def test_sample(tmp_path):
