@@ -3,7 +3,7 @@
 config                  what a model is made of, and how it is trained
 network                 the model, its loss and bits per byte
 training, captured      an update; forward and backward as one CUDA graph
-weights                 the model of a checkpoint
+weights                 the model of a checkpoint, and a file of the model alone
 stepping                the model read byte by byte, and text drawn from it
 compression             files made small, and made again
 options, command, train_command   the command line
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .network import SYMBOLS, LanguageModel, bits_per_byte, chunks, loss_of
     from .stepping import sample
     from .training import Trainer, read_text, train
-    from .weights import load_model
+    from .weights import load_model, save_model
 else:
 
     def __getattr__(name: str) -> object:
@@ -53,5 +53,6 @@ __all__ = [
     "loss_of",
     "read_text",
     "sample",
+    "save_model",
     "train",
 ]

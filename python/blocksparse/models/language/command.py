@@ -1,4 +1,4 @@
-"""The command line: python -m blocksparse lm train|eval|sample|compress|decompress|features."""
+"""The command line: python -m blocksparse lm train|eval|sample|compress|decompress|features|export."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .options import add_parser as add_parser
 from .stepping import sample
 from .train_command import VALID_BYTES as VALID_BYTES
 from .training import read_text
-from .weights import load_model
+from .weights import load_model, save_model
 
 SUFFIX = ".bslm"
 
@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         prompt = os.fsencode(arguments.prompt)  # bytes that are no UTF-8 come out as they were typed
         made = sample(model, prompt, arguments.length, arguments.temperature, arguments.seed)
         sys.stdout.buffer.write(prompt + made + b"\n")
+    elif arguments.lm_command == "export":
+        _export(arguments, model)
     else:
         _features(arguments, model)
     return 0
@@ -81,6 +83,15 @@ def _features(arguments: argparse.Namespace, model: LanguageModel) -> None:
     save_features(arguments.out, features, examples.y(), about)
     left_out = {"left_out": len(examples.left_out)}
     print(json.dumps({"file": str(arguments.out), "texts": len(examples), "features": features.shape[1], **left_out}))
+
+
+def _export(arguments: argparse.Namespace, model: LanguageModel) -> None:
+    _check_out(arguments, arguments.out, arguments.checkpoint)
+    check_writable(arguments.out)
+    save_model(arguments.out, model, bf16=arguments.bf16)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    about = {"file": str(arguments.out), "parameters": parameters, "bytes": arguments.out.stat().st_size}
+    print(json.dumps(about))
 
 
 def _compress(arguments: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ def add_parser(commands: Any) -> None:
     _add_sample(lm)
     _add_compression(lm)
     _add_features(lm)
+    _add_export(lm)
     for command in lm.choices.values():
         command.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda where there is one, else cpu)")
 
@@ -104,3 +105,15 @@ def _add_features(lm: Any) -> None:
     command.add_argument("--tokenised", action="store_true", help="texts are tokens with spaces between")
     command.add_argument("--batch", type=int, default=128, help="texts side by side (default: %(default)s)")
     command.add_argument("--bf16", action="store_true", help="products in bfloat16")
+
+
+def _add_export(lm: Any) -> None:
+    command = lm.add_parser(
+        "export",
+        help="write the model alone, a quarter of a checkpoint or less",
+        description="The file holds the averaged weights. All commands but `train --resume` take it for a checkpoint.",
+    )
+    command.add_argument("checkpoint", type=Path, help=CHECKPOINT)
+    command.add_argument("-o", "--out", type=Path, required=True, help="safetensors file")
+    command.add_argument("--force", action="store_true", help="overwrite OUT")
+    command.add_argument("--bf16", action="store_true", help="round matrices to bfloat16: half the size")
