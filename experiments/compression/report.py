@@ -1,6 +1,8 @@
-"""Tables of files of results, one for each text: sizes beside `xz -9e`, seconds, and what the model costs.
+"""Tables of files of results, one for each text.
 
-python experiments/compression/report.py experiments/compression/results/{packers,NAME}.jsonl --out NAME.md
+They hold sizes beside that of `xz -9e`, seconds, and what the model costs.
+
+    python experiments/compression/report.py experiments/compression/results/{packers,NAME}.jsonl --out NAME.md
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def row(line: Line, reference: int | None) -> str:
         by += f" behind {line['behind'] / 1e6:.1f} MB"
     share = f"{100 * (line['compressed'] / reference - 1):+.1f} %" if reference else ""
     checked = line.get("checked", line["bytes"])
-    back = f"{line['back_seconds']:g}" if line.get("back_seconds") else ""
+    back = f"{line['back_seconds']:g}" if line.get("back_seconds") is not None else ""
     if back and checked < line["bytes"]:
         back += f" ({checked:,} bytes)"
     cost = f"{line['model_bytes']['bf16'] / 1e6:.1f}" if "model_bytes" in line else "none"

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -57,14 +61,26 @@ def processor() -> str:
 
 
 def run(command: str, places: dict[str, str], folder: Path) -> float:
-    """Seconds of a command of a shell, with the places' names replaced; raises OSError with what it said."""
+    """Seconds of a command of a shell, with the places' names replaced; raises OSError with what it said.
+
+    The shell and what it has begun have a session of their own, which ends with this function.
+    """
     for name, path in places.items():
         command = command.replace(name, path)
-    start = time.perf_counter()
-    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
+    start, pipe = time.perf_counter(), subprocess.PIPE
+    shell = subprocess.Popen(
+        command, shell=True, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    try:
+        said, complaint = shell.communicate()
+    except BaseException:  # Ctrl-C reaches this process alone
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+        shell.communicate()  # until all have ended, for their folder is removed next
+        raise
     seconds = time.perf_counter() - start
-    if done.returncode != 0:
-        raise OSError(f"{command}: {done.stderr.strip() or done.stdout.strip()}")
+    if shell.returncode != 0:
+        raise OSError(f"{command}: {complaint.strip() or said.strip()}")
     return seconds
 
 
@@ -98,14 +114,14 @@ def pack_behind(name: str, data: bytes, text: bytes) -> dict[str, Any]:
     return {**both, "compressed": both["compressed"] - alone["compressed"]}
 
 
-def by_model(model: LanguageModel, data: bytes, options: argparse.Namespace) -> dict[str, Any]:
+def by_model(model: LanguageModel, data: bytes, streams: int, options: argparse.Namespace) -> dict[str, Any]:
     """A model's line: the whole file, and its first bytes, as a file of their own, both ways."""
     with bytes_bar(len(data)) as done:
         start = time.perf_counter()
-        made = compress(model, data, streams=options.streams, bf16=options.bf16, progress=done)
+        made = compress(model, data, streams=streams, bf16=options.bf16, progress=done)
         seconds = time.perf_counter() - start
     piece = data[: options.check]
-    small = made if len(piece) == len(data) else compress(model, piece, streams=options.streams, bf16=options.bf16)
+    small = made if len(piece) == len(data) else compress(model, piece, streams=streams, bf16=options.bf16)
     start = time.perf_counter()
     if decompress(model, small) != piece:
         raise ValueError("the model did not give the file back")
@@ -119,15 +135,15 @@ def by_model(model: LanguageModel, data: bytes, options: argparse.Namespace) -> 
         "checked": len(piece),
         "parameters": parameters,
         "model_bytes": {"bf16": 2 * parameters, "f32": 4 * parameters},
-        "streams": options.streams,
-        "bf16": options.bf16,
         "machine": where,
         "versions": environment(model),
     }
 
 
 def is_known(line: dict[str, Any], record: Path) -> bool:
-    """Whether there is a line of this already. Older ones do not say of which model, and of which bytes.
+    """Whether there is a line of this already.
+
+    Older ones do not say of which model, and of which bytes, and have null where --streams was not given.
 
     Raises:
         ValueError: there is one with these names that is of something else.
@@ -136,7 +152,7 @@ def is_known(line: dict[str, Any], record: Path) -> bool:
     for known in read_lines(record, (*names, "bytes")):
         if any(known[name] != line[name] for name in names):
             continue
-        differs = [what for what, value in line.items() if known.get(what, value) != value]
+        differs = [what for what, value in line.items() if known.get(what) not in (None, value)]
         if not differs:
             return True
         if "bytes" not in differs:  # with --first parts of a file have lines of their own
@@ -167,22 +183,34 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--check", type=int, help="bytes of a model's file that are decompressed, too (default: all)")
     parser.add_argument("--threads", type=int, help="of PyTorch")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name in ("first", "streams", "check", "threads"):
+        given = getattr(options, name)
+        if given is not None and given < 1:
+            raise ValueError(f"--{name} is {given}, needs 1 or more")
+    if options.packers is None and not options.model:
+        raise ValueError("neither --packers nor --model is given, needs one of them")
+    return options
+
+
+def end(number: int, frame: FrameType | None) -> None:
+    """For signals: packers are ended and their folders are removed first."""
+    sys.exit(128 + number)
 
 
 def main() -> int:
     """Returns the exit status."""
     options = parse()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores one
+            signal.signal(number, end)
     if options.threads:
         torch.set_num_threads(options.threads)
-    for name in ("first", "streams", "check"):
-        given = getattr(options, name)
-        if given is not None and given < 1:
-            raise ValueError(f"--{name} is {given}, needs 1 or more")
     options.results.parent.mkdir(parents=True, exist_ok=True)
     behind = options.behind.read_bytes() if options.behind else b""
     about_behind = {"behind": len(behind), "behind_sha256": hashlib.sha256(behind).hexdigest()[:12] if behind else ""}
     packers = [] if options.packers is None else options.packers or list(PACKERS)
+    added = 0
     for file in options.file:
         name, path = parts(file, "--file")
         data = path.read_bytes()[: options.first]
@@ -197,17 +225,22 @@ def main() -> int:
                 whose, checkpoint = parts(by, "--model")
                 model = load_model(checkpoint, options.device)
                 key |= {"by": whose, "device": options.device, "behind": 0, "model": digest_of(model).hex()}
-                key |= {"streams": options.streams, "bf16": options.bf16}
+                # The default is that of `compress`; more than the file has bytes are not used.
+                streams = min(options.streams or max(1, min(64, len(data) // 8192)), len(data))
+                key |= {"streams": streams, "bf16": options.bf16}
             if is_known(key, options.results):
                 continue
             if by not in PACKERS:
-                about = by_model(model, data, options)
+                about = by_model(model, data, key["streams"], options)
             else:
                 about = pack_behind(by, data, behind) if behind else pack(by, data)
             line = {**key, **about, "bits_per_byte": round(8 * about["compressed"] / len(data), 4)}
             line |= {"blocksparse": __version__, "date": time.strftime("%Y-%m-%d")}
             add_line(options.results, line)
+            added += 1
             print(f"{name}, {key['by']}: {len(data)} -> {line['compressed']} bytes, {line['seconds']} s", flush=True)
+    if not added:
+        print(f"nothing is left to do: all that was asked for is in {options.results}")
     return 0
 
 
@@ -217,4 +250,5 @@ if __name__ == "__main__":
     except (ValueError, OSError, ModuleNotFoundError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("\nStopped. The same command goes on from here.")
+        print("\nStopped. The same command goes on from here.", file=sys.stderr)
+        sys.exit(130)

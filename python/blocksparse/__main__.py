@@ -117,7 +117,8 @@ def _animate(arguments: argparse.Namespace) -> None:
 
 
 def _stem(graph: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", graph).strip("-")
+    """Of a file: the beginning, for graphs may have longer names than files."""
+    return re.sub(r"[^\w.-]+", "-", graph).strip("-")[:100]
 
 
 def _parser() -> argparse.ArgumentParser:

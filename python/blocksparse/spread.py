@@ -19,7 +19,7 @@ import numpy.typing as npt
 from . import graphs
 from .layout import Layout
 from .models.bars import counting_bar
-from .models.files import write_whole
+from .models.files import check_name, write_whole
 from .viz import FLATTEST, check_picture
 
 Nodes = npt.NDArray[np.int64]
@@ -139,7 +139,7 @@ def animate_spread(
     Args:
         graph: one-line name: "ws2d(16,24,8,0.2)".
         path: of the file: all of it is there, or, if writing fails, what was there before. A GIF moves; a PNG or SVG
-            holds some steps beside one another. GIF without an ending.
+            holds some steps beside one another. Without an ending the file is a GIF.
         seed: of the graph.
         layout: of that graph and seed, if it is made already.
         report: of the layout, if it is known already.
@@ -167,6 +167,7 @@ def animate_spread(
 
 def check_animation(path: str | os.PathLike[str]) -> Path:
     """The path, ending with .gif if with nothing; raises what `animate_spread` does of a path before any work."""
+    check_name(path, "animate")
     return check_picture(path, "animate", ".gif")
 
 

@@ -4,6 +4,10 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,9 +35,10 @@ def test_compression(tmp_path):
     words = ["--file", f"words={tmp_path / 'text'}", "--first", 600, "--results", results, "--check", 300]
     words += ["--model", f"ba={tmp_path / 'run' / 'last.safetensors'}", "--streams", 4]
     words += ["--packers", *packers] if packers else []
-    for _ in range(2):
+    for left in (True, False):
         done = script("compression/run.py", *words)
         assert done.status == 0, done.stderr
+        assert (f"nothing is left to do: all that was asked for is in {results}\n" == done.stdout) != left
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     assert [line["by"] for line in lines] == [*packers, "ba"]
     assert lines[-1]["bytes"] == 600
@@ -52,6 +57,8 @@ def test_compression(tmp_path):
         "--file words": "--file is words, needs NAME=FILE",
         f"--file none={os.devnull}": "is empty, needs a byte or more",
         "--first 0": "--first is 0, needs 1 or more",
+        "--threads -1": "--threads is -1, needs 1 or more",
+        f"--results {tmp_path / 'text'}": f"error: {tmp_path / 'text'} is no file of results",
     }
     train(Trainer(replace(TINY, seed=1), SHORT, read_text([tmp_path / "text"]), "cpu"), tmp_path / "other", None)
     others = [*words, "--model", f"ba={tmp_path / 'other' / 'last.safetensors'}"]
@@ -64,6 +71,15 @@ def test_compression(tmp_path):
         assert message in done.stderr
         (tmp_path / "text").write_bytes(sentences(40))
     assert results.read_text() == before
+    asked = script("compression/run.py", *words[:6])
+    assert asked.status == 1
+    assert "neither --packers nor --model is given" in asked.stderr
+    default = [*words[: words.index("--streams")], "--results", tmp_path / "default.jsonl"]
+    assert script("compression/run.py", *default).status == 0
+    (line,) = [json.loads(line) for line in (tmp_path / "default.jsonl").read_text().splitlines()]
+    assert line["streams"] == 1
+    (tmp_path / "default.jsonl").write_text(json.dumps(line | {"streams": None}) + "\n")  # as in older files
+    assert script("compression/run.py", *default).stdout.startswith("nothing is left to do")
     packed = EXPERIMENTS / "compression" / "results" / "packers.jsonl"
     report = script("compression/report.py", packed, results, "--out", tmp_path / "table.md")
     assert report.status == 0, report.stderr
@@ -71,9 +87,43 @@ def test_compression(tmp_path):
     known = packed.read_text().splitlines() + before.splitlines()
     assert len([row for row in rows if row.startswith("| ")]) == 2 * 4 + len(known)
     assert "| `brotli -q 11` | 315,197 | 2.522 | -2.4 % | 2.63 | 0.01 | AMD EPYC | none |" in rows
+    assert "| `brotli -q 11` | 21,158 | 2.821 | -9.9 % | 0.1 | 0 | AMD EPYC | none |" in rows
     (row,) = [row for row in rows if row.startswith("| ba | ")]
     assert f"| {lines[-1]['compressed']} |" in row
     assert "(300 bytes) |" in row
+
+
+INTERRUPTED = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background, it is ignored
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_packer_ends_with_the_program(tmp_path, number):
+    """Also where the signal comes to the program alone."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "zpaq").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/pid\nsleep 50\n")
+    (tmp_path / "zpaq").chmod(0o755)
+    words = ["--file", f"a={tmp_path / 'zpaq'}", "--packers", "zpaq -m5", "--results", tmp_path / "results.jsonl"]
+    command = [sys.executable, "-c", INTERRUPTED, EXPERIMENTS / "compression" / "run.py", *words]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "TMPDIR": str(tmp_path / "made")}
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    running.send_signal(number)
+    said = running.communicate(timeout=40)[1]
+    assert running.returncode == 128 + number
+    assert ("Stopped. The same command goes on" in said) == (number == signal.SIGINT)
+    assert "Traceback" not in said
+    about = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    assert not about.exists() or about.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not list((tmp_path / "made").glob("*/text"))
+    assert not (tmp_path / "results.jsonl").exists()
 
 
 def test_sentiment(tmp_path):

@@ -12,7 +12,7 @@ from ranks import run_forked, run_package
 from tiny_language_models import SHORT, TINY, lm, same, sentences
 
 from blocksparse.models import checkpoint
-from blocksparse.models.files import check_writable
+from blocksparse.models.files import check_writable, write_whole
 from blocksparse.models.language.training import Trainer, load_model, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,17 +73,15 @@ def test_a_checkpoint_is_as_safetensors_writes_it_alone_and_open_as_other_files(
         assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
 
-def test_a_checkpoint_may_have_the_longest_name_that_check_writable_accepts(tmp_path):
-    def accepted(length):
-        try:
-            check_writable(tmp_path / ("n" * length))
-        except OSError:
-            return False
-        return True
-
-    longest = max(filter(accepted, range(100, 256)))
-    checkpoint.save(tmp_path / ("n" * longest), {"a": torch.arange(5)}, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["n" * longest]
+@pytest.mark.parametrize(("letter", "count"), [("n", 100), ("n", 101), ("n", 255), ("𝄞", 63)])
+def test_names_may_be_as_long_as_files_have_them(tmp_path, letter, count):
+    name = letter * count
+    check_writable(tmp_path / name)
+    checkpoint.save(tmp_path / name, {"a": torch.arange(5)}, {})
+    write_whole(tmp_path / name, b"abc")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    with pytest.raises(OSError, match=r"\[lm\] .* has a name of 256 bytes, needs 255 or fewer"):
+        check_writable(tmp_path / (letter * (256 // len(letter.encode()))))
 
 
 def test_a_checkpoint_is_written_where_modes_cannot_be_changed(tmp_path, monkeypatch):

@@ -328,14 +328,15 @@ def test_what_killed_runs_have_left_is_removed(text, tmp_path):
     assert names(out) == sorted([*others, "last.safetensors", "log.jsonl"])
 
 
-def test_temporary_names_are_those_that_are_removed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["x", "n" * 255], ids=["short", "long"])
+def test_temporary_names_are_those_that_are_removed(tmp_path, monkeypatch, name):
     def killed(descriptor):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("os.fsync", killed)
     monkeypatch.setattr("pathlib.Path.unlink", lambda *_, **__: None)  # as if nothing was run any more
     with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / "x", b"abc")
+        write_whole(tmp_path / name, b"abc")
     (left,) = names(tmp_path)
     monkeypatch.undo()
     os.rename(tmp_path / left, tmp_path / left.replace(f".{os.getpid()}.", f".{dead_process()}."))

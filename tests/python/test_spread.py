@@ -125,6 +125,17 @@ def test_other_endings_are_strips(tmp_path, capsys):
     assert (tmp_path / "none.gif").read_bytes().startswith(b"GIF89a")
 
 
+def test_names_may_be_as_long_as_files_have_them(tmp_path, capsys, monkeypatch):
+    path = tmp_path / ("a" * 251 + ".gif")
+    assert main(["animate", "ws2d(4,4,4,0)", "-o", str(path)]) == 0
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    path.unlink()
+    monkeypatch.chdir(tmp_path)
+    assert main(["animate", f"ws2d(4,4,4,0.{'0' * 300})"]) == 0  # the beginning of the graph's name
+    assert capsys.readouterr().out.endswith(f"\nws2d-4-4-4-0.{'0' * 87}.gif\n")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 @pytest.mark.parametrize(
     ("graph", "out", "message"),
     [
@@ -143,6 +154,9 @@ def test_other_endings_are_strips(tmp_path, capsys):
         ("ws2d(16,24,8,0.2)", "nowhere/a.gif", "nowhere is no folder"),
         ("ws2d(16,24,8,0.2)", "a.xyz", "a.xyz ends with .xyz, needs one of "),
         ("ws2d(16,24,8,0.2)", "folder.gif", "folder.gif is a folder"),
+        ("ws2d(16,24,8,0.2)", "a" * 260, "has a name of 260 bytes, needs 255 or fewer"),
+        ("ws2d(16,24,8,0.2)", "a" * 253, "has a name of 257 bytes, needs 255 or fewer"),
+        ("ws2d(16,24,8,0.2)", "ä" * 130 + ".gif", "has a name of 264 bytes, needs 255 or fewer"),
     ],
 )
 def test_what_is_refused(tmp_path, capsys, monkeypatch, graph, out, message):

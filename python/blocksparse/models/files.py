@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -14,10 +15,19 @@ from typing import IO, Any
 
 AnyPath = str | os.PathLike[str]
 
+LONGEST = 255  # bytes of a name, of Linux's usual file systems
+
 
 def paths_of(paths: AnyPath | Iterable[AnyPath]) -> list[Path]:
     """One path or several."""
     return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+
+
+def check_name(path: AnyPath, op: str = "lm") -> None:
+    """Raises OSError where a file's name is longer than file systems have them."""
+    size = len(os.fsencode(Path(path).name))
+    if size > LONGEST:
+        raise OSError(f"[{op}] {path} has a name of {size} bytes, needs {LONGEST} or fewer")
 
 
 def check_writable(path: AnyPath, op: str = "lm") -> None:
@@ -27,6 +37,7 @@ def check_writable(path: AnyPath, op: str = "lm") -> None:
         OSError: it cannot.
     """
     path = Path(path)
+    check_name(path, op)
     if path.is_dir():
         raise IsADirectoryError(f"[{op}] {path} is a folder, needs to be a file to be written")
     if is_device(path):
@@ -34,6 +45,8 @@ def check_writable(path: AnyPath, op: str = "lm") -> None:
     beside = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            path.lstat()  # the file system may refuse this name and take the shorter one beside it
         beside.touch()
         remove_leftovers(path.parent)
     except OSError as error:
@@ -80,7 +93,11 @@ _OLD_PARTS = re.compile(r"\.(last\.safetensors|log\.jsonl)\.(?P<process>[1-9]\d*
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{HOST}.{os.getpid()}.part")
+    """Of a long name there is the beginning and a digest: with host and process it has 255 bytes at most."""
+    name, data = path.name, os.fsencode(path.name)
+    if len(data) > 100:
+        name = f"{name[:40]}-{hashlib.sha256(data).hexdigest()[:12]}"  # 40 letters are 160 bytes at most
+    return path.with_name(f".{name}.{HOST}.{os.getpid()}.part")
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -14,17 +14,25 @@ def read_lines(path: Path, keys: Iterable[str] = ()) -> list[dict[str, Any]]:
     """All complete ones, [] without a file. Half a line, of a disk that was full, is left out.
 
     Raises:
-        ValueError: a line is no object, or lacks one of the keys.
+        ValueError: a line is no object, or lacks one of the keys, or the file is another kind of file.
     """
     lines = []
-    for number, text in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
+    texts = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
+    for number, text in enumerate(texts, 1):
         with suppress(json.JSONDecodeError):
             line = json.loads(text)
             missing = [key for key in keys if key not in line] if isinstance(line, dict) else ["an object"]
             if missing:
                 raise ValueError(f"{path}, line {number} is no line of results, needs {', '.join(missing)}")
             lines.append(line)
+    if not lines and not all(map(_may_be_half, texts)):
+        raise ValueError(f"{path} is no file of results: it has no line of results, needs one JSON object a line")
     return lines
+
+
+def _may_be_half(text: str) -> bool:
+    """Whether it begins as a line does. No whole line is there while the first is written, or if that was stopped."""
+    return '{"'.startswith(text[:2])
 
 
 def need_lines(path: Path, keys: Iterable[str] = ()) -> list[dict[str, Any]]:
