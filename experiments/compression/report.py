@@ -8,11 +8,11 @@ They hold sizes beside that of `xz -9e`, seconds, and what the model costs.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from blocksparse.models.lines import need_lines
+from blocksparse.program import finish
 
 Line = dict[str, Any]
 
@@ -63,7 +63,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    finish(main)

@@ -35,6 +35,7 @@ from blocksparse.models.language import LanguageModel
 from blocksparse.models.language.compression import compress, decompress, digest_of, environment
 from blocksparse.models.language.weights import load_model
 from blocksparse.models.lines import add_line, read_lines
+from blocksparse.program import finish
 
 # Name: (command that packs FILE into OUT, command that unpacks OUT into BACK, how it tells its version).
 PACKERS = {
@@ -245,10 +246,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("\nStopped. The same command goes on from here.", file=sys.stderr)
-        sys.exit(130)
+    finish(main, goes_on=True)

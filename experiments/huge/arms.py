@@ -141,13 +141,3 @@ def curve_of(losses: list[Tensor], scale: float = 1.0) -> list[list[float]]:
     values, points = torch.stack(losses).float().cpu() * scale, min(POINTS, len(losses))
     ends = [len(losses) * i // points for i in range(points + 1)]
     return [[end, round(values[begin:end].mean().item(), 4)] for begin, end in itertools.pairwise(ends)]
-
-
-def finish(main: Callable[[], None]) -> None:
-    """Runs a script's main and exits, with a message in the place of a trace for what a user can put right."""
-    try:
-        main()
-    except (OSError, ValueError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nStopped. The same command goes on from here.")

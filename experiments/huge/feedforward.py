@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from arms import Arm, Line, Options, curve_of, finish, on_card, options_of, run_all
+from arms import Arm, Line, Options, curve_of, on_card, options_of, run_all
 from torch import Tensor, nn
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout, graphs
+from blocksparse.program import finish
 
 sys.path.append(str(Path(__file__).parents[1] / "learned_structure"))
 import byte_layers
@@ -138,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    finish(main)
+    finish(main, goes_on=True)

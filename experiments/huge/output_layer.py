@@ -26,13 +26,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from arms import Arm, Line, Options, autocast, curve_of, finish, on_card, options_of, run_all
+from arms import Arm, Line, Options, autocast, curve_of, on_card, options_of, run_all
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
 import blocksparse.torch as bst
 from blocksparse import graphs
+from blocksparse.program import finish
 
 SIZES = {
     "updates": (400, 700, "updates of an arm"),
@@ -262,4 +263,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    finish(main)
+    finish(main, goes_on=True)

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from blocksparse.models.lines import read_lines
+from blocksparse.program import finish
 
 Rows = dict[tuple[Any, ...], list[Line]]
 
@@ -222,4 +223,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    finish(main)

@@ -26,9 +26,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from arms import Line, Options, finish
+from arms import Line, Options
 
 from blocksparse.models.lines import add_line, read_lines
+from blocksparse.program import finish
 
 WIDTHS = (4096, 16384, 65536, 262144, 1048576)
 WIDTHS_ON_CARD = (16384, 65536, 131072, 262144, 1048576)  # 64M weights do not fit into 4096 x 4096
@@ -190,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    finish(main)
+    finish(main, goes_on=True)

@@ -13,7 +13,6 @@ import copy
 import hashlib
 import math
 import platform
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from tqdm import tqdm
 
 import blocksparse.torch.sparsify as bss
 from blocksparse.models.lines import add_line, read_lines
+from blocksparse.program import finish
 
 HELD_OUT, WARM_UP, CLIP = 1 << 20, 100, 1.0
 TARGETS = r"layers\.\d+\.(gate|up|down)"
@@ -356,9 +356,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nStopped. The same command goes on from here.")
+    finish(main, goes_on=True)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import blocksparse
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
+from blocksparse.program import finish
 
 CONTEXT, EMBEDDING, WIDTH, LAYERS, BLOCK = 16, 32, 512, 3, 16
 BATCH, RATE, HELD_OUT, PLACES = 256, 1e-3, 1 << 20, 1 << 16
@@ -229,4 +230,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    finish(main)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+
+from blocksparse.program import finish
 
 Line = dict[str, Any]
 
@@ -120,7 +121,8 @@ def layouts_picture(lines: list[Line], masks: Path, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Writes a table, and a picture, beside the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("what", choices=("byte_lm", "small_world"))
     parser.add_argument("results", type=Path)
@@ -132,8 +134,9 @@ if __name__ == "__main__":
     if options.what == "byte_lm" and len({line["method"] for line in found}) > 4:
         byte_lm_picture(found, options.results.with_suffix(".png"))
     elif options.masks:
-        try:
-            layouts_picture(found, options.masks, options.results.with_suffix(".png"))
-        except FileNotFoundError as error:
-            sys.exit(f"error: {error}")
+        layouts_picture(found, options.masks, options.results.with_suffix(".png"))
     print(table)
+
+
+if __name__ == "__main__":
+    finish(main)

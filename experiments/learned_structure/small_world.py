@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import math
 import platform
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout, graphs
 from blocksparse.models.lines import add_line, read_lines
+from blocksparse.program import finish
 
 INNER, EMBEDDING, STRIDE = 3, 64, 2
 WARM_UP, CLIP, EPSILON = 100, 1.0, 1e-6
@@ -329,9 +329,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (OSError, ValueError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nStopped. The same command goes on from here.")
+    finish(main, goes_on=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from blocksparse.models.pixelcnn import data, likelihood
 from blocksparse.models.pixelcnn.network import PixelCNN
 from blocksparse.models.pixelcnn.sampling import sample
 from blocksparse.models.pixelcnn.training import load_model
+from blocksparse.program import finish
 
 NOISY = 6
 SIDE, COLUMNS, MIXTURE = 32, 8, 10  # of the pictures of `run.py` and their networks
@@ -144,7 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    finish(main)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from matplotlib.figure import Figure
 from run import KEYS, stem_of
 
 from blocksparse.models.lines import read_lines
+from blocksparse.program import finish
 
 COLORS = {"dense": "black", "x2/g2": "tab:orange", "x4/g4": "tab:red", "x4 balanced": "tab:blue"}
 FIRST = "the first test images"  # those of lines that do not say it: they are the oldest
@@ -149,7 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    finish(main)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +33,7 @@ from blocksparse.models.pixelcnn.architecture import count
 from blocksparse.models.pixelcnn.config import PRESETS, ModelConfig, TrainConfig
 from blocksparse.models.pixelcnn.sampling import sample
 from blocksparse.models.pixelcnn.training import Trainer
+from blocksparse.program import finish
 
 HERE = Path(__file__).parent
 KEYS = ("images", "seconds", "train", "curve")  # of a point of a curve
@@ -189,9 +189,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nStopped. The same command goes on from the last checkpoint.")
+    finish(main, goes_on=True)

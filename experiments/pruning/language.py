@@ -12,7 +12,6 @@ import argparse
 import copy
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from tqdm import tqdm
 
 import blocksparse.torch.sparsify as bss
 from blocksparse.models.lines import add_line, read_lines
+from blocksparse.program import finish
 
 TARGETS = r"model\.layers\.\d+\.mlp\.(gate|up|down)_proj"
 WINDOW, CONTEXT = 1024, 512  # of the evaluation: the tokens behind the first 512 of each window count
@@ -183,9 +183,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nStopped. The same command goes on from here.")
+    finish(main, goes_on=True)

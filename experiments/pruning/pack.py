@@ -13,7 +13,6 @@ import argparse
 import importlib.util
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 from packing import Array, write_arrays
 
 from blocksparse.models.sentiment.texts import detokenise, read_imdb
+from blocksparse.program import finish
 
 TOKENS = 64  # of a sentence, with the two around it
 STREAM = 4_000_000  # tokens of the training text
@@ -175,4 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

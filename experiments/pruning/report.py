@@ -13,6 +13,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from blocksparse.program import finish
+
 Line = dict[str, Any]
 METHODS = ("gradual", "lasso", "obs-staged", "obs", "magnitude", "wanda")
 
@@ -167,4 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    finish(main)

@@ -13,7 +13,6 @@ import argparse
 import copy
 import math
 import platform
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from tqdm import tqdm
 
 import blocksparse.torch.sparsify as bss
 from blocksparse.models.lines import add_line, read_lines
+from blocksparse.program import finish
 
 TARGETS = r"bert\.encoder"
 CALIBRATION = 65_536  # tokens for Wanda and OBS
@@ -309,9 +309,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nStopped. The same command goes on from here.")
+    finish(main, goes_on=True)

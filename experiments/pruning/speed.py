@@ -16,7 +16,6 @@ import argparse
 import copy
 import json
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from torch import Tensor, nn
 import blocksparse
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
+from blocksparse.program import finish
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOKENS, PROMPT = 64, 512  # of a sentence; of the text before the token that is decoded
@@ -285,9 +285,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        run(parse())
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nStopped.")
+    finish(lambda: run(parse()))

@@ -9,7 +9,6 @@ compared where both have a point of their curve, on the text that chooses.
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from sweeps import bits
 
+from blocksparse.program import finish
 from blocksparse.viz import check_picture
 from report import Line, read
 
@@ -102,7 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    finish(main)

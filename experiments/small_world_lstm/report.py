@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import cycle
@@ -20,6 +19,7 @@ from matplotlib.figure import Figure
 from sweeps import SETTINGS, bits
 
 from blocksparse.models.lines import need_lines
+from blocksparse.program import finish
 
 COLORS = [f"tab:{name}" for name in ["blue", "red", "green", "orange", "purple", "cyan", "pink", "brown", "olive"]]
 GRAYS = ["black", "dimgray", "darkgray", "lightgray"]  # of dense arms
@@ -179,7 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    finish(main)

@@ -19,7 +19,6 @@ import hashlib
 import json
 import math
 import platform
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from blocksparse.models.language import Trainer, read_text, train
 from blocksparse.models.lines import add_line, read_lines
 from blocksparse.models.loop import Diverged
 from blocksparse.models.stopping import Stopped, stop_on_signals
+from blocksparse.program import finish
 
 HERE = Path(__file__).parent
 
@@ -298,9 +298,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nStopped. The same command goes on from here.")
+    finish(main, goes_on=True)

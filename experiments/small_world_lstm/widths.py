@@ -9,7 +9,6 @@ seeds. Arms whose longest run is shorter than that of others are left out, and n
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from matplotlib.ticker import NullFormatter
 from sweeps import bits
 
 from blocksparse.models.language import ModelConfig
+from blocksparse.program import finish
 from report import Line, read
 
 SHOWN = {field: getattr(ModelConfig(), field) for field in ("hidden", "block", "graph", "inner", "stride")}
@@ -177,7 +177,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    finish(main)

@@ -1,4 +1,7 @@
-"""The process of the command line: Ctrl-C while it starts. Imports little, for until it has, Ctrl-C is a traceback."""
+"""The process of a command: Ctrl-C while it starts, and how a script ends.
+
+Imports little, for until it has, Ctrl-C is a traceback.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
+    from typing import NoReturn
 
 
 def is_ours() -> bool:
@@ -37,3 +42,19 @@ def end(number: int, frame: FrameType | None = None) -> None:
     """Ends the process at once, without a traceback."""
     os.write(2, b"\nblocksparse: stopped\n")
     os._exit(128 + number)
+
+
+def finish(main: Callable[[], int | None], *, goes_on: bool = False) -> NoReturn:
+    """Runs a script's main and exits with its status; what a user can put right is a line in the place of a trace.
+
+    Args:
+        main: of the script.
+        goes_on: whether the same command goes on after Ctrl-C, whose status is 130.
+    """
+    try:
+        sys.exit(main())
+    except (OSError, ValueError, ArithmeticError, ModuleNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("\nStopped. The same command goes on from here." if goes_on else "\nStopped.", file=sys.stderr)
+        sys.exit(130)

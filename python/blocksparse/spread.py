@@ -19,7 +19,7 @@ import numpy.typing as npt
 from . import graphs
 from .layout import Layout
 from .models.bars import counting_bar
-from .models.files import check_name, write_whole
+from .models.files import write_whole
 from .viz import FLATTEST, check_picture
 
 Nodes = npt.NDArray[np.int64]
@@ -167,7 +167,6 @@ def animate_spread(
 
 def check_animation(path: str | os.PathLike[str]) -> Path:
     """The path, ending with .gif if with nothing; raises what `animate_spread` does of a path before any work."""
-    check_name(path, "animate")
     return check_picture(path, "animate", ".gif")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from . import graphs
 from ._core.text import percentage
 from .layout import Layout
-from .models.files import check_writable, write_whole
+from .models.files import check_name, check_writable, write_whole
 
 DARKER = 0.4  # power of the share of a pixel that has blocks: a single block of a huge grid is seen beside full ones
 SIDE = 768  # blocks a side that are drawn one by one
@@ -55,6 +55,7 @@ def check_picture(path: str | os.PathLike[str], op: str = "plot", ending: str = 
     if os.fspath(path) in ("", "-"):
         raise ValueError(f'[{op}] the picture is "{path}", needs a file')
     place = Path(path)
+    check_name(place, op)
     if not place.suffix and not place.exists():
         place = place.with_name(f"{place.name}{ending}")
     known = {ending.removeprefix("."), *FigureCanvasBase.get_supported_filetypes()}

@@ -12,7 +12,7 @@ import torch
 
 from ..bars import bytes_bar
 from ..distributed import joined
-from ..files import STDIN, STDOUT, check_writable, is_stdout, read_whole, write_whole
+from ..files import STDIN, STDOUT, check_name, check_writable, is_stdout, read_whole, write_whole
 from ..sentiment.features import cell_states, save_features
 from ..sentiment.texts import read_labelled
 from . import train_command
@@ -62,6 +62,7 @@ def _evaluate(arguments: argparse.Namespace, model: LanguageModel) -> None:
 
 def _check_out(arguments: argparse.Namespace, out: Path, read: Path) -> None:
     """Refuses to overwrite a file unasked, and ever what is read."""
+    check_name(out)
     if out.is_file() and any(path.exists() and out.samefile(path) for path in (read, arguments.checkpoint)):
         raise ValueError(f"[lm] {out} is read, needs to be another file to be written")
     if out.is_file() and not arguments.force:  # in devices and pipes there is nothing to lose
