@@ -4,14 +4,15 @@
         --out experiments/sentiment/results/h200-error.png
     python experiments/sentiment/report.py --units out/sentiment/*.npz --out experiments/sentiment/results
 
-Features whose names differ by a seed at their end are a bar, the mean, with a dot each.
+Features whose names differ by a seed at their end are a bar, the mean, with a dot each. A seed has one or two digits.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
+import zipfile
+import zlib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from blocksparse.models.files import write_whole
 from blocksparse.models.lines import need_lines
 from blocksparse.models.sentiment import Unit, plot_unit
+from blocksparse.program import finish
+from blocksparse.viz import check_picture
 
 SETS = ("cr", "mr", "sst", "imdb", "subj", "mpqa")
 BASELINE = "1- and 2-grams"
@@ -35,21 +39,37 @@ ARMS = {  # in the order of their bars: name in the legend, colour
     "ba-stride1-inner2": ("sparse, two matrices, stride 1, BA, 18,432 units", "tab:red"),
     "balanced-stride1-inner2-b128": ("sparse, two matrices, stride 1, balanced, 18,432 units", "tab:green"),
     "balanced-stride1-inner2-b128-8192": ("sparse, two matrices, stride 1, balanced, 8,192 units", "tab:orange"),
+    "balanced-stride1-inner2-b128-8192-lr0.008": ("8,192 units, trained at twice the rate, 8e-3", "gold"),
 }
+
+SEED = re.compile(r"-\d{1,2}$")  # longer numbers are units
+OF_UNIT = ("values", "labels", "title", "index", "threshold", "sign")
 
 Errors = dict[str, dict[str, list[float]]]  # of an arm, of a set, each training
 
 
 def read(paths: list[Path], prefix: str) -> Errors:
-    """Errors in percent of all texts: of words, and of the features whose names begin so."""
+    """Errors in percent of all texts: of words, and of the features whose names begin so.
+
+    Raises:
+        ValueError: there are none, or with a prefix none but those of words.
+    """
     errors: Errors = defaultdict(lambda: defaultdict(list))
+    names = set()
     for path in paths:
         for line in need_lines(path, ("set", "features", "limit", "accuracy")):
             features = line["features"]
-            if line["limit"] is not None or not (features == BASELINE or features.startswith(prefix)):
+            if line["limit"] is not None:
                 continue
-            arm = features if features == BASELINE else re.sub(r"-\d+$", "", features.removeprefix(prefix))
-            errors[arm][line["set"]].append(100 - line["accuracy"])
+            names.add(features)
+            if features == BASELINE or features.startswith(prefix):
+                arm = features if features == BASELINE else SEED.sub("", features.removeprefix(prefix))
+                errors[arm][line["set"]].append(100 - line["accuracy"])
+    if not names:
+        raise ValueError(f"{', '.join(map(str, paths))}: no line is of all texts, needs one without --limit")
+    if prefix and not errors.keys() - {BASELINE}:
+        there = ", ".join(sorted(names - {BASELINE})) or "words alone"
+        raise ValueError(f"--prefix is {prefix}, needs the beginning of a name that is there: {there}")
     order = list(ARMS)
     return dict(sorted(errors.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
@@ -84,13 +104,22 @@ def plot(errors: Errors, title: str, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
     figure.legend(frameon=False, ncols=min(len(errors), 3), loc="outside lower center", fontsize=8)
-    figure.savefig(path, dpi=140)
+    kind = path.suffix.removeprefix(".").lower() or "png"
+    write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=140), "report")
 
 
 def draw_unit(kept: Path, folder: Path) -> Path:
-    """The histogram of a file that run.py has left."""
-    with np.load(kept) as file:
-        what: dict[str, Any] = {name: file[name] for name in file.files}
+    """The histogram of a file that run.py has left.
+
+    Raises:
+        OSError: there is none, or the picture cannot be written.
+        ValueError: it is another kind of file.
+    """
+    try:
+        with np.load(kept) as file:
+            what: dict[str, Any] = {name: file[name] for name in OF_UNIT}
+    except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{kept} is no histogram of run.py, needs an .npz file with {', '.join(OF_UNIT)}") from error
     unit = Unit(int(what["index"]), float(what["threshold"]), int(what["sign"]))
     path = folder / f"{kept.stem}.png"
     plot_unit(what["values"].astype(np.float32), what["labels"], unit, str(what["title"]), path)
@@ -109,19 +138,17 @@ def main() -> int:
     title = "Error of linear models trained on the features of dense and sparse generative models"
     parser.add_argument("--title", default=title)
     options = parser.parse_args()
+    if bool(options.results) == bool(options.units):
+        given = "both are given" if options.units else "neither is given"
+        parser.error(f"{given}, needs either files of results or --units")
     for kept in options.units:
         print(draw_unit(kept, options.out))
     if options.results:
-        errors = read(options.results, options.prefix)
-        if not errors:
-            raise ValueError(f"no lines of all texts and of features named {options.prefix}... in there")
-        plot(errors, options.title, options.out)
-        print(options.out)
+        picture = check_picture(options.out, "report")
+        plot(read(options.results, options.prefix), options.title, picture)
+        print(picture)
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    finish(main)

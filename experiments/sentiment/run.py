@@ -6,6 +6,9 @@
 DATA holds imdb/ and sentiment/ as README.md says. The same command goes on after a stop: features and lines of results
 that are there are not made again. Without a model it writes the table of the lines that are there. Processes may share
 a file of results, each with models of its own.
+
+OUT keeps which test rows each model gets right, in *-right.safetensors. Models are compared where both have these rows.
+They may be brought from another machine, with their lines of results: rows of another model than the line are left out.
 """
 
 from __future__ import annotations
@@ -42,10 +45,13 @@ from blocksparse.models.sentiment import (
 )
 from blocksparse.models.sentiment.features import cell_states, load_features, save_features, unit_at_each_byte
 from blocksparse.models.sentiment.texts import Examples, read_imdb, read_labelled
+from blocksparse.program import finish
 
 LINES = {"cr": "custrev", "mr": "rt-polarity", "subj": "subj", "mpqa": "mpqa"}
 SETS = ("imdb", "sst", *LINES)
-BASELINE = "1- and 2-grams"
+BASELINE, WORDS = "1- and 2-grams", "words"  # in results, and in names of files
+RIGHT = "-right.safetensors"
+SAME = ("set", "limit", "sha256", "model", "accuracy")  # a file of rows has these of its line
 ON_A_PAGE, LONGEST_ON_A_PAGE = 8, 600  # texts in colours, and bytes of one
 
 
@@ -96,9 +102,17 @@ def digest_of_texts(examples: Examples) -> str:
     return whole.hexdigest()[:12]
 
 
-def features_of(model: LanguageModel, name: str, examples: Examples, path: Path, options: argparse.Namespace) -> Any:
+def place(out: Path, line: dict[str, Any], ending: str) -> Path:
+    """A file of what a line is of."""
+    features = WORDS if line["features"] == BASELINE else line["features"]
+    limit = "" if line["limit"] is None else f"-{line['limit']}"
+    return out / f"{features}-{line['set']}{limit}{ending}"
+
+
+def features_of(model: LanguageModel, line: dict[str, Any], examples: Examples, options: argparse.Namespace) -> Any:
     """From the file, if it is of this very model and these texts; else by reading them all."""
-    about = {"model": digest_of(model).hex(), "set": name, "sha256": digest_of_texts(examples), "bf16": options.bf16}
+    path = place(options.out, line, ".safetensors")
+    about = {**{key: line[key] for key in ("model", "set", "sha256")}, "bf16": options.bf16}
     if path.exists():
         features, _, found = load_features(path)
         if found == about:
@@ -113,37 +127,81 @@ def features_of(model: LanguageModel, name: str, examples: Examples, path: Path,
     return features
 
 
-def judge(x: Any, examples: Examples, splits: list[Split], device: str | None, right: Path) -> dict[str, Any]:
-    """A line of results: L1 on a device, or for bags of words L2 by scikit-learn. Which rows are right is a file."""
+def judge(x: Any, examples: Examples, splits: list[Split], device: str | None) -> tuple[dict[str, Any], Any]:
+    """What a line says, and which rows are right: L1 on a device, or for bags of words L2 by scikit-learn."""
     start = time.perf_counter()
     y = examples.y()
     score = asdict(classify_at_once(x, y, splits, device) if device else classify(x, y, splits, l1=False))
     rows = score.pop("right")
-    write_whole(right, lambda file: np.save(file, rows))
-    return {**score, "texts": len(examples), "classifier_seconds": round(time.perf_counter() - start, 1)}
+    return {**score, "texts": len(examples), "classifier_seconds": round(time.perf_counter() - start, 1)}, rows
+
+
+def keep_rows(out: Path, line: dict[str, Any], rows: Any) -> None:
+    """A file of the rows that are right, which says of what it is."""
+    save_features(place(out, line, RIGHT), rows, None, {key: line.get(key) for key in SAME})
+
+
+def right_rows(out: Path, line: dict[str, Any]) -> Any:
+    """The rows that a line has right, None without a file of them. One of something else is named and left out."""
+    path, without = place(out, line, RIGHT), place(out, line, ".npy")
+    wrong = f"{without} does not say of which model it is, needs {path.name}" if without.exists() else ""
+    if path.exists():
+        rows, _, about = load_features(path)
+        differs = [key for key in SAME if about.get(key) != line.get(key)]
+        if not differs:
+            return rows
+        wrong = f"{path} has another {' and '.join(differs)} than its line of results"
+    if wrong:
+        print(f"left out of the pairs: {wrong}", file=sys.stderr)
+    return None
 
 
 def pictures(
-    model: LanguageModel, x: Any, examples: Examples, splits: list[Split], title: str, stem: Path, device: str
+    model: LanguageModel,
+    x: Any,
+    examples: Examples,
+    splits: list[Split],
+    line: dict[str, Any],
+    options: argparse.Namespace,
 ) -> None:
     """The histogram of the best unit on the test rows, and a page of test texts in its colours.
 
     The histogram's values are a file, too, for machines without matplotlib: report.py draws it.
     """
-    split = splits[0]
+    split, title = splits[0], f"{line['set'].upper()}, best unit of {line['features']}"
     rows = np.concatenate([split.train, split.dev])
-    unit = best_unit(x[rows], examples.y()[rows], device)
+    unit = best_unit(x[rows], examples.y()[rows], options.device)
     values, labels = x[split.test, unit.index], examples.y()[split.test]
     kept = {"values": values.astype(np.float32), "labels": labels.astype(np.int8), "title": title, **asdict(unit)}
-    write_whole(stem.with_suffix(".npz"), lambda file: np.savez_compressed(file, **kept))
+    write_whole(place(options.out, line, ".npz"), lambda file: np.savez_compressed(file, **kept))
+    histogram = place(options.out, line, ".png")
     try:
-        plot_unit(values, labels, unit, title, stem.with_suffix(".png"))
+        plot_unit(values, labels, unit, title, histogram)
     except ModuleNotFoundError as error:
-        print(f"{stem.with_suffix('.png')} is left out: {error}", file=sys.stderr)
+        print(f"{histogram} is left out: {error}", file=sys.stderr)
     short = [examples.texts[i] for i in split.test if len(examples.texts[i]) <= LONGEST_ON_A_PAGE]
     chosen = short[:: max(1, len(short) // ON_A_PAGE)][:ON_A_PAGE]
     values = unit_at_each_byte(model, chosen, unit.index)
-    colour_text(chosen, values, unit, title, stem.with_suffix(".html"))
+    colour_text(chosen, values, unit, title, place(options.out, line, ".html"))
+
+
+def measure(
+    line: dict[str, Any],
+    model: LanguageModel | None,
+    examples: Examples,
+    splits: list[Split],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """The line with its figures, of words without a model. Features, rows and pictures are files."""
+    x = features_of(model, line, examples, options) if model else bag_of_ngrams(examples.texts)
+    score, rows = judge(x, examples, splits, options.device if model else None)
+    line = line | score
+    keep_rows(options.out, line, rows)
+    if model:
+        line["unit"] = unit_score(x, examples.y(), splits, options.device)
+        if line["set"] in ("sst", "imdb"):
+            pictures(model, x, examples, splits, line, options)
+    return line
 
 
 def lines_of(record: Path, limit: int | None) -> list[dict[str, Any]]:
@@ -165,26 +223,28 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def right_rows(out: Path, features: str, name: str, limit: int | None) -> Path:
-    """The file that says which test rows of a set some features get right."""
-    return out / f"{'words' if features == BASELINE else features}-{name}{'' if limit is None else f'-{limit}'}.npy"
+def pairs(
+    record: Path, out: Path, lines: list[dict[str, Any]], features: list[str], limit: int | None
+) -> list[dict[str, Any]]:
+    """Which of two models is right where the other is not: lines of a file, with those that `out` knows now.
 
-
-def pairs(record: Path, out: Path, features: list[str], limit: int | None) -> list[dict[str, Any]]:
-    """Which of two models is right where the other is not: lines of a file, with those that `out` knows now."""
+    `lines` are the results, and `features` their models, in the order of the table.
+    """
     known = {(line["set"], frozenset(line["features"])): line for line in lines_of(record, limit)}
     for name in SETS:
-        rows = {f: np.load(path) for f in features if (path := right_rows(out, f, name, limit)).exists()}
+        found = {line["features"]: right_rows(out, line) for line in lines if line["set"] == name}
+        rows = {f: found[f] for f in features if found.get(f) is not None}
         for pair in map(frozenset, combinations(rows, 2)):
             before = known.get((name, pair))
             one, other = before["features"] if before else sorted(pair, key=features.index)
             only, only_other, p = mcnemar(rows[one], rows[other])
-            line = {"set": name, "features": [one, other], "limit": limit, "first": only, "second": only_other}
-            line["p"] = float(f"{p:.2g}")
+            line: dict[str, Any] = {"set": name, "features": [one, other], "limit": limit}
+            line |= {"first": only, "second": only_other, "p": float(f"{p:.2g}")}
             if before != line:
                 known[name, pair] = line
                 add_line(record, line)
-    return sorted(known.values(), key=lambda line: (SETS.index(line["set"]), *map(features.index, line["features"])))
+    shown = [line for (_, pair), line in known.items() if pair <= set(features)]
+    return sorted(shown, key=lambda line: (SETS.index(line["set"]), *map(features.index, line["features"])))
 
 
 def table_of_pairs(lines: list[dict[str, Any]]) -> str:
@@ -213,63 +273,73 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=128, help="texts side by side")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--bad-rows", choices=("stop", "skip"), default="stop")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name in ("limit", "batch"):
+        given = getattr(options, name)
+        if given is not None and given < 1:
+            raise ValueError(f"--{name} is {given}, needs 1 or more")
+    options.model = checkpoints(options.model)
+    return options
+
+
+def checkpoints(words: list[str]) -> dict[str, Path]:
+    """Of each NAME=CHECKPOINT."""
+    found: dict[str, Path] = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not (name and equals and path):
+            raise ValueError(f"--model is {word}, needs NAME=CHECKPOINT")
+        if name in (BASELINE, WORDS):
+            raise ValueError(f"--model is {word}, needs another name: {name} is that of words and pairs of words")
+        if name in found:
+            raise ValueError(f"--model {name} is both {found[name]} and {path}, needs a name for each")
+        found[name] = Path(path)
+    return found
+
+
+def check_models(record: Path, lines: list[dict[str, Any]], digests: dict[str, str]) -> None:
+    """Raises ValueError where a line has one of these names and is of another model. Old lines do not say of which."""
+    for line in lines:
+        own = digests.get(line["features"])
+        if own and line.get("model", own) != own:
+            text = f"has {line['features']} of another model: give it another name, or --results another file"
+            raise ValueError(f"{record} {text}")
 
 
 def main() -> int:
     """Returns the exit status."""
     options = parse()
-    models = {
-        name: load_model(Path(path), options.device) for name, _, path in (m.partition("=") for m in options.model)
-    }
+    models = {name: load_model(path, options.device) for name, path in options.model.items()}
     digests = {name: digest_of(model).hex() for name, model in models.items()}
     record = options.results.with_suffix(".jsonl")
     record.parent.mkdir(parents=True, exist_ok=True)
     lines = lines_of(record, options.limit)
+    check_models(record, lines, digests)
     for name in options.sets:
         done = {line["features"] for line in lines if line["set"] == name}
-        for line in lines:
-            if (own := digests.get(line["features"])) and line.get("model", own) != own:
-                text = f"has {line['features']} of another model: give it another name, or --results another file"
-                raise ValueError(f"{record} {text}")
-        wanted = [*([] if options.no_words else [BASELINE]), *models]
-        if done >= set(wanted):
+        wanted = [f for f in ([] if options.no_words else [BASELINE]) + list(models) if f not in done]
+        if not wanted:
             continue
         examples, splits = read_set(name, options.data, options.limit, options.bad_rows == "skip")
         content = digest_of_texts(examples)
         if any(line.get("sha256", content) != content for line in lines if line["set"] == name):
             raise ValueError(f"{record} has {name} of other texts: --results names another file")
-        for features in [f for f in wanted if f not in done]:
-            line: dict[str, Any] = {"set": name, "features": features, "limit": options.limit}
-            line["sha256"] = content
-            right = right_rows(options.out, features, name, options.limit)
-            if features == BASELINE:
-                line |= judge(bag_of_ngrams(examples.texts), examples, splits, None, right)
-            else:
+        for features in wanted:
+            line = {"set": name, "features": features, "limit": options.limit, "sha256": content}
+            if features in models:
                 line["model"] = digests[features]
-                stem = options.out / f"{features}-{name}"
-                x = features_of(models[features], name, examples, stem.with_suffix(".safetensors"), options)
-                line |= judge(x, examples, splits, options.device, right)
-                line["unit"] = unit_score(x, examples.y(), splits, options.device)
-                if name in ("sst", "imdb"):
-                    title = f"{name.upper()}, best unit of {features}"
-                    pictures(models[features], x, examples, splits, title, stem, options.device)
+            line = measure(line, models.get(features), examples, splits, options)
             lines.append(line)
             add_line(record, line)
             print(f"{name} {features}: {line['accuracy']:.1f} %", flush=True)
     lines = lines_of(record, options.limit)  # those of other processes, too
-    known = dict.fromkeys([BASELINE, *models, *(line["features"] for line in lines)])
-    its_pairs = pairs(record.with_name(f"{record.stem}-pairs.jsonl"), options.out, list(known), options.limit)
-    report = table(lines) + table_of_pairs(its_pairs)
+    known = list(dict.fromkeys([BASELINE, *models, *(line["features"] for line in lines)]))
+    of_pairs = record.with_name(f"{record.stem}-pairs.jsonl")
+    report = table(lines) + table_of_pairs(pairs(of_pairs, options.out, lines, known, options.limit))
     options.results.with_suffix(".md").write_text(report)
     print(report)
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nStopped. The same command goes on from here.")
+    finish(main, goes_on=True)

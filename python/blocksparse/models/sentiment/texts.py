@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import html
 import io
+import lzma
 import re
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,8 +150,9 @@ def read_imdb(archive: AnyPath, folders: Iterable[str]) -> dict[str, list[bytes]
                 stream = tar.extractfile(member) if folder in found and file.endswith(".txt") else None
                 if stream is not None and name.removesuffix(".txt") not in ALTERED:
                     found[folder].append((int(file.split("_")[0]), prepare(stream.read().decode("utf-8", ESCAPE))))
-    except tarfile.TarError as error:
-        raise ValueError(f"[lm] {archive} is damaged: {error}") from error
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:  # the last three of one that was cut
+        why = " ".join(str(error).split())  # tarfile has a line for each kind of archive
+        raise ValueError(f"[lm] {archive} is damaged: {why}") from error
     for folder, reviews in found.items():
         if not reviews:
             raise ValueError(f"[lm] {archive} has no reviews in aclImdb/{folder}")
