@@ -170,6 +170,23 @@ def parts(word: str, option: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
+def models_of(words: list[str]) -> dict[str, Path]:
+    """Checkpoints by their names.
+
+    Raises:
+        ValueError: a name is that of a packer, or there twice.
+    """
+    found: dict[str, Path] = {}
+    for word in words:
+        name, path = parts(word, "--model")
+        if name in PACKERS:
+            raise ValueError(f"--model is {word}, needs another name: {name} is a packer")
+        if name in found:
+            raise ValueError(f"--model {name} is both {found[name]} and {path}, needs a name for each")
+        found[name] = path
+    return found
+
+
 def parse() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -189,6 +206,7 @@ def parse() -> argparse.Namespace:
         given = getattr(options, name)
         if given is not None and given < 1:
             raise ValueError(f"--{name} is {given}, needs 1 or more")
+    options.model = models_of(options.model)
     if options.packers is None and not options.model:
         raise ValueError("neither --packers nor --model is given, needs one of them")
     return options
@@ -223,9 +241,8 @@ def main() -> int:
             if by in PACKERS:
                 key |= {"by": by, "device": "cpu", **about_behind}
             else:
-                whose, checkpoint = parts(by, "--model")
-                model = load_model(checkpoint, options.device)
-                key |= {"by": whose, "device": options.device, "behind": 0, "model": digest_of(model).hex()}
+                model = load_model(options.model[by], options.device)
+                key |= {"by": by, "device": options.device, "behind": 0, "model": digest_of(model).hex()}
                 # The default is that of `compress`; more than the file has bytes are not used.
                 streams = min(options.streams or max(1, min(64, len(data) // 8192)), len(data))
                 key |= {"streams": streams, "bf16": options.bf16}

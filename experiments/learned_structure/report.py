@@ -7,21 +7,21 @@ python experiments/learned_structure/report.py small_world results/small_world.j
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from blocksparse.models.lines import need_lines
 from blocksparse.program import finish
 
 Line = dict[str, Any]
 
 
 def read(path: Path) -> list[Line]:
-    """The lines."""
-    return [json.loads(text) for text in path.read_text().splitlines()]
+    """The lines, of which there needs to be one."""
+    return need_lines(path, ("arm", "method", "seed", "bits_per_byte"))
 
 
 def byte_lm_table(lines: list[Line]) -> str:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from blocksparse.models.lines import read_lines
 from blocksparse.program import finish
 
 Line = dict[str, Any]
@@ -21,7 +21,7 @@ METHODS = ("gradual", "lasso", "obs-staged", "obs", "magnitude", "wanda")
 
 def read(path: Path) -> list[Line]:
     """The lines."""
-    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    return read_lines(path)
 
 
 def settings_of(line: Line) -> tuple[Any, ...]:
@@ -157,6 +157,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("results", type=Path)
     folder = parser.parse_args().results
+    if not any(folder.glob("*.jsonl")):
+        raise ValueError(f"{folder} has no files of results, needs to be a folder of JSON lines")
     tables = {"sentences": sentences_tables, "language": language_table}
     tables |= {path.stem: speed_table for path in sorted(folder.glob("speed*.jsonl"))}
     for name, table in tables.items():

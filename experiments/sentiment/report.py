@@ -61,6 +61,8 @@ def read(paths: list[Path], prefix: str) -> Errors:
             features = line["features"]
             if line["limit"] is not None:
                 continue
+            if line["set"] not in SETS:
+                raise ValueError(f"{path} has a set {line['set']}, needs one of {', '.join(SETS)}")
             names.add(features)
             if features == BASELINE or features.startswith(prefix):
                 arm = features if features == BASELINE else SEED.sub("", features.removeprefix(prefix))

@@ -146,11 +146,14 @@ def right_rows(out: Path, line: dict[str, Any]) -> Any:
     path, without = place(out, line, RIGHT), place(out, line, ".npy")
     wrong = f"{without} does not say of which model it is, needs {path.name}" if without.exists() else ""
     if path.exists():
-        rows, _, about = load_features(path)
-        differs = [key for key in SAME if about.get(key) != line.get(key)]
-        if not differs:
-            return rows
-        wrong = f"{path} has another {' and '.join(differs)} than its line of results"
+        try:
+            rows, _, about = load_features(path)
+            differs = [key for key in SAME if about.get(key) != line.get(key)]
+            if not differs:
+                return rows
+            wrong = f"{path} has another {' and '.join(differs)} than its line of results"
+        except ValueError as error:
+            wrong = str(error)
     if wrong:
         print(f"left out of the pairs: {wrong}", file=sys.stderr)
     return None
@@ -311,7 +314,8 @@ def main() -> int:
     options = parse()
     models = {name: load_model(path, options.device) for name, path in options.model.items()}
     digests = {name: digest_of(model).hex() for name, model in models.items()}
-    record = options.results.with_suffix(".jsonl")
+    name = options.results.name.removesuffix(".jsonl")  # which may have a dot of its own
+    record = options.results.with_name(f"{name}.jsonl")
     record.parent.mkdir(parents=True, exist_ok=True)
     lines = lines_of(record, options.limit)
     check_models(record, lines, digests)
@@ -336,7 +340,7 @@ def main() -> int:
     known = list(dict.fromkeys([BASELINE, *models, *(line["features"] for line in lines)]))
     of_pairs = record.with_name(f"{record.stem}-pairs.jsonl")
     report = table(lines) + table_of_pairs(pairs(of_pairs, options.out, lines, known, options.limit))
-    options.results.with_suffix(".md").write_text(report)
+    record.with_suffix(".md").write_text(report)
     print(report)
     return 0
 

@@ -1,9 +1,9 @@
-"""How far sparse arms are below dense ones of the same form, against the bytes that they have read.
+"""How far sparse arms are below dense ones of the same form, in bits per byte, against the bytes that they have read.
 
     python experiments/small_world_lstm/lead.py results/12M.jsonl,dense-inner2,balanced --out results/lead.png
 
 Of each arm its longest runs, with the rate that the text that chooses prefers, as the mean of seeds. Both arms are
-compared where both have a point of their curve, on the text that chooses.
+compared where both have a point of their curve, on the text that chooses. Runs that diverged are named.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def curve_of(lines: list[Line], arm: str) -> tuple[dict[float, float], list[Line
     Raises:
         ValueError: the arm has no run.
     """
-    runs = [line for line in lines if line["arm"] == arm and not line["sweep"] and not line.get("diverged")]
+    whole = [line for line in lines if not line["sweep"] and not line.get("diverged")]
+    runs = [line for line in whole if line["arm"] == arm]
     if not runs:
-        arms = ", ".join(sorted({line["arm"] for line in lines if not line["sweep"]}))
+        arms = ", ".join(sorted({line["arm"] for line in whole}))
         raise ValueError(f"there is no run of {arm}, but of {arms or 'no arm'}")
     longest = max(run["bytes"] for run in runs)
     runs = [run for run in runs if run["bytes"] == longest]
@@ -51,15 +52,23 @@ def curve_of(lines: list[Line], arm: str) -> tuple[dict[float, float], list[Line
 
 
 def lead_of(path: Path, dense: str, sparse: str) -> Lead:
-    """Raises ValueError where two arms have no point in common."""
+    """Raises ValueError where two arms have no point in common, or are not of one form, length and text."""
     lines = read(path)
     (of_dense, dense_runs), (of_sparse, runs) = curve_of(lines, dense), curve_of(lines, sparse)
+    if dense_runs[0]["graph"] or not runs[0]["graph"]:
+        raise ValueError(f"{path}: {dense} needs to be a dense arm and {sparse} one with a graph")
+    for key in ("bytes", "text", "inner", "stride"):
+        one, other = (its[0].get(key) for its in (dense_runs, runs))
+        if None not in (one, other) and one != other:  # older lines lack some
+            raise ValueError(f"{path}: {dense} has {key} {one} and {sparse} {other}, needs to be the same")
+    for name in (line["name"] for line in lines if line["arm"] in (dense, sparse) and line.get("diverged")):
+        print(f"left out, for it diverged: {name}")
     points = [(at, of_dense[at] - of_sparse[at]) for at in of_dense if at in of_sparse]
     if not points:
         raise ValueError(f"{path}: {dense} and {sparse} were not evaluated after the same bytes")
     seeds = f"seeds {len(runs)}, dense {len(dense_runs)}"
-    label = f"{runs[0]['parameters'] / 1e6:.1f}M, {runs[0]['hidden']:,} units, b = {runs[0]['block']} ({seeds})"
-    return Lead(label, points)
+    shape = f"{runs[0]['hidden']:,} units, b = {runs[0].get('block', 'not said')}"
+    return Lead(f"{runs[0]['parameters'] / 1e6:.1f}M, {shape} ({seeds})", points)
 
 
 def plot(leads: list[Lead], path: Path) -> None:

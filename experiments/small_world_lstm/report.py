@@ -31,7 +31,10 @@ KEYS_OF_RUNS = ("bytes", "valid", "seconds", "curve", "machine", "mix")  # that 
 
 
 def by_arm(lines: list[Line]) -> dict[str, list[Line]]:
-    """Runs, the best arm first, without those that diverged. Runs of several lengths or rates are arms of their own."""
+    """Runs, the best arm first, but of those that diverged, which are named below the table.
+
+    Runs of several lengths or rates are arms of their own.
+    """
     arms: dict[str, list[Line]] = defaultdict(list)
     runs = [line for line in lines if not line["sweep"] and not line.get("diverged")]
     several = len({run["bytes"] for run in runs}) > 1

@@ -188,7 +188,10 @@ def evaluate_every(config: dict[str, Any], run: Run) -> int | None:
 
 
 def choose(arms: list[str], texts: Texts, results: Results, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """What each arm trains with: rate, warm-up and end of the cosine, each swept with the best of those before it."""
+    """What each arm trains with: rate, warm-up and end of the cosine, each swept with the best of those before it.
+
+    An arm that diverges with all values of one is left out.
+    """
     config = results.config
     chosen = {arm: usual(config, arm) for arm in arms}
 
@@ -209,9 +212,11 @@ def choose(arms: list[str], texts: Texts, results: Results, options: argparse.Na
         trials = config["trials"]
         if setting.field != "lr":
             trials = min(trials, 1)  # as many as there are values
-        for arm, value in sweep(setting, several, known, trials, loss).items():
+        best = sweep(setting, several, known, trials, loss)
+        for arm, value in best.items():
             chosen[arm][setting.field] = value
-    return chosen
+        arms = [arm for arm in arms if arm in best or arm not in several]
+    return {arm: chosen[arm] for arm in arms}
 
 
 def known_losses(
@@ -285,8 +290,9 @@ def main() -> int:
         try:
             chosen = choose(arms, texts, results, options)
             seeds = [] if options.sweep_only else options.seeds or config["seeds"]
-            runs = [run_of(config, arm, seed, chosen[arm]) for seed in seeds for arm in arms]
-            diverged = [run.name for run in runs if do(run, texts, results, options) == math.inf]
+            runs = [run_of(config, arm, seed, settings) for seed in seeds for arm, settings in chosen.items()]
+            diverged = [f"{arm} with all that was tried" for arm in arms if arm not in chosen]
+            diverged += [run.name for run in runs if do(run, texts, results, options) == math.inf]
         except Stopped as stopped:
             print(stopped, flush=True)
             return asked.status if asked() else 0

@@ -61,14 +61,6 @@ def bits(line: dict[str, Any]) -> float:
     return math.inf if line.get("diverged") else float(line["choose" if "choose" in line else "valid"])
 
 
-def best_of(arm: str, setting: Setting, losses: dict[float, float]) -> float:
-    """The value of the least loss; raises ValueError if all have diverged."""
-    best = min(losses, key=lambda value: losses[value])
-    if not math.isfinite(losses[best]):
-        raise ValueError(f"{arm} diverged with each {setting.words} of {', '.join(f'{value:g}' for value in losses)}")
-    return best
-
-
 def sweep(
     setting: Setting,
     values: dict[str, list[float]],
@@ -76,7 +68,7 @@ def sweep(
     trials: int,
     loss: Callable[[str, float], float],
 ) -> dict[str, float]:
-    """Each arm's best value.
+    """The best value of each arm, but of those that have diverged with all that was tried.
 
     Args:
         setting: what is swept.
@@ -84,9 +76,6 @@ def sweep(
         known: of each arm, losses of values that were tried before.
         trials: of each arm, at least; 0: only `values`, whatever else is known.
         loss: of an arm and a value: a short training.
-
-    Raises:
-        ValueError: an arm has diverged with all that was tried.
     """
     losses = {
         arm: {value: found for value, found in known[arm].items() if trials or value in first}
@@ -107,4 +96,5 @@ def sweep(
                     break
                 its[another] = loss(arm, another)
         most = max(map(len, losses.values()), default=0)
-    return {arm: best_of(arm, setting, its) for arm, its in losses.items()}
+    best = {arm: min(its.items(), key=lambda item: item[1])[0] for arm, its in losses.items()}
+    return {arm: value for arm, value in best.items() if math.isfinite(losses[arm][value])}

@@ -26,7 +26,7 @@ from blocksparse.program import finish
 from report import Line, read
 
 SHOWN = {field: getattr(ModelConfig(), field) for field in ("hidden", "block", "graph", "inner", "stride")}
-COLORS = {8: "tab:red", 16: "tab:green", 32: "tab:blue", 64: "tab:orange"}
+COLORS = {8: "tab:red", 16: "tab:green", 32: "tab:blue", 64: "tab:orange", 128: "tab:purple"}
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,12 @@ def main() -> None:
     models = {arm: usual | what["model"] for arm, what in config["arms"].items()}
     need_same(lines, models, options)
     arms = arms_of(lines)
-    left_out = sorted({line["arm"] for line in lines} - set(arms))
+    left_out = sorted({line["arm"] for line in lines if not line.get("diverged")} - set(arms))
+    diverged = [line["name"] for line in lines if not line["sweep"] and line.get("diverged")]
     if left_out:
         print(f"left out, for no run of theirs is as long as those of others: {', '.join(left_out)}")
     plot(arms, models, usual, options.results.with_suffix(".png"))
-    text = table(arms, models, speeds_of(lines))
+    text = table(arms, models, speeds_of(lines)) + (f"\nDiverged: {', '.join(diverged)}.\n" if diverged else "")
     options.results.with_suffix(".md").write_text(text)
     print(text)
 

@@ -53,7 +53,7 @@ def finish(main: Callable[[], int | None], *, goes_on: bool = False) -> NoReturn
     """
     try:
         sys.exit(main())
-    except (OSError, ValueError, ArithmeticError, ModuleNotFoundError) as error:
+    except (OSError, ValueError, FloatingPointError, ModuleNotFoundError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         print("\nStopped. The same command goes on from here." if goes_on else "\nStopped.", file=sys.stderr)

@@ -58,10 +58,12 @@ def test_compression(tmp_path):
         f"--file none={os.devnull}": "is empty, needs a byte or more",
         "--first 0": "--first is 0, needs 1 or more",
         "--threads -1": "--threads is -1, needs 1 or more",
+        f"--model ba={tmp_path / 'other'}": "needs a name for each",
         f"--results {tmp_path / 'text'}": f"error: {tmp_path / 'text'} is no file of results",
     }
     train(Trainer(replace(TINY, seed=1), SHORT, read_text([tmp_path / "text"]), "cpu"), tmp_path / "other", None)
-    others = [*words, "--model", f"ba={tmp_path / 'other' / 'last.safetensors'}"]
+    model = {name: f"ba={tmp_path / name / 'last.safetensors'}" for name in ("run", "other")}
+    others = [model["other"] if word == model["run"] else word for word in words]
     cases = [(others, "has ba of words with other model: "), *(([*words, *o.split()], m) for o, m in refused.items())]
     (tmp_path / "text").write_bytes(sentences(40, seed=1))
     cases.append((words, "of words with other sha256: "))

@@ -255,7 +255,11 @@ def test_a_rate_that_diverges_is_not_chosen(tmp_path):
     config["arms"]["ba"]["rates"] = [1e30, 1e29]
     done, lines = results_of(tmp_path, config)
     assert done.status == 1
-    assert "ba diverged with each rate of 1e+30, 1e+29" in done.stderr
+    assert done.stderr == "error: diverged: ba with all that was tried\n"
+    beside = {"arms": {"ba": config["arms"]["ba"], "dense": {**CONFIG["arms"]["dense"], "rates": [1e-2]}}}
+    done, lines = results_of(tmp_path, {**config, **beside})
+    assert (done.status, done.stderr) == (1, "error: diverged: ba with all that was tried\n")
+    assert [line["arm"] for line in lines if "valid" in line] == ["ba", "dense"]  # this ba was trained before
     done, lines = results_of(tmp_path, {**config, "arms": {"other": config["arms"]["ba"]}, "trials": 2})
     assert done.status == 1
     lower = [line["lr"] for line in lines if line["arm"] == "other"][2:]
@@ -283,8 +287,11 @@ def test_others_are_trained_behind_a_run_that_diverges(tmp_path):
         done = script(f"small_world_lstm/{words[0]}", *words[1:], tmp_path / "results.jsonl")
         assert done.status == 0, done.stderr
         assert len(re.findall(r"^\| (?:dense|ba) \|", done.stdout, re.MULTILINE)) == 2
-        said = "\nDiverged: dense-run-4-seed0-lr1e+30, ba-run-4-seed0-lr1e+30.\n" in done.stdout
-        assert said == (words[0] == "report.py")
+        assert "\nDiverged: dense-run-4-seed0-lr1e+30, ba-run-4-seed0-lr1e+30.\n" in done.stdout
+    pair = f"{tmp_path / 'results.jsonl'},dense,ba"
+    done = script("small_world_lstm/lead.py", pair, "--out", tmp_path / "lead.png")
+    assert done.status == 0, done.stderr
+    assert done.stdout.count("left out, for it diverged: ") == 2
 
 
 def test_configurations_that_are_none(tmp_path):

@@ -101,6 +101,10 @@ def test_picture_of_the_lead(tmp_path):
         its = {lr: [line["choose"] for line in lines if (line["arm"], line["lr"]) == (arm, lr)] for lr in (1e-2, 2e-2)}
         ends[arm] = min(sum(of_rate) / 2 for of_rate in its.values())
     pair = f"{tmp_path / 'results.jsonl'},dense,ba"
+    of_ba = next(line for line in lines if line["arm"] == "ba")
+    changes: list[dict[str, object]] = [{"arm": "strided", "stride": 2}, {"arm": "longer", "bytes": 256}]
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.writelines(json.dumps({**of_ba, "name": change["arm"], **change}) + "\n" for change in changes)
     done = script("small_world_lstm/lead.py", pair, "--out", tmp_path / "lead.png")
     assert done.status == 0, done.stderr
     said = re.fullmatch(r"0\.0M, 64 units, b = 8 \(seeds 2, dense 2\): (\S+) after 0\.0 MB\n", done.stdout)
@@ -110,6 +114,9 @@ def test_picture_of_the_lead(tmp_path):
         (pair.replace("dense", "tree"), "there is no run of tree, but of ba, dense"),
         (pair.replace(",ba", ""), "needs two commas: RESULTS,DENSE,SPARSE"),
         (pair.replace(".jsonl", ".json"), "does not exist"),
+        (pair.replace("dense,ba", "ba,dense"), "ba needs to be a dense arm and dense one with a graph"),
+        (pair.replace("dense,ba", "dense,strided"), "dense has stride 1 and strided 2, needs to be the same"),
+        (pair.replace("dense,ba", "dense,longer"), f"dense has bytes 128 and longer {256}, needs to be the same"),
     ):
         done = script("small_world_lstm/lead.py", given, "--out", tmp_path / "other.png")
         assert done.status != 0

@@ -78,6 +78,8 @@ def test_export_loses_no_file(folder, tmp_path, capsys):
         ((last, "-o", last), "needs to be another file"),
         ((last, "-o", out), "--force overwrites it"),
         ((last, "-o", tmp_path), "is a folder"),
+        ((last, "-o", "-"), "--out is -, needs a file"),
+        ((last, "-o", "/dev/null"), "--out is /dev/null, needs a file"),
         ((out, "-o", tmp_path / "other"), f"{out} is"),
     ):
         assert lm("export", *words) == 2

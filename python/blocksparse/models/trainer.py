@@ -151,7 +151,7 @@ class Trainer:
         mine |= {what: value for what, value in self.more_header().items() if what in header}  # older ones lack some
         updates = updates_of(header)
         if updates is None:
-            raise ValueError(f"[{self.kind.op}] {path} describes no training")
+            raise ValueError(f"[{self.kind.op}] {path} describes no training, but a model alone")
         for what, value in mine.items():
             found = header.get(what)
             if what == "training":  # older ones lack fields, whose defaults are what was done then

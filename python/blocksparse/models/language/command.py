@@ -12,7 +12,7 @@ import torch
 
 from ..bars import bytes_bar
 from ..distributed import joined
-from ..files import STDIN, STDOUT, check_name, check_writable, is_stdout, read_whole, write_whole
+from ..files import STDIN, STDOUT, check_name, check_writable, is_device, is_stdout, read_whole, write_whole
 from ..sentiment.features import cell_states, save_features
 from ..sentiment.texts import read_labelled
 from . import train_command
@@ -30,12 +30,15 @@ SUFFIX = ".bslm"
 def run(arguments: argparse.Namespace) -> int:
     """Does what was asked for; the exit status. Raises ValueError or OSError with what is wrong."""
     if arguments.device is None:
-        arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
+        arguments.device = "cuda" if torch.cuda.is_available() and arguments.lm_command != "export" else "cpu"
     if arguments.lm_command == "train":
         with joined(arguments.device) as (world, device):
             return train_command.run(arguments, world, device)
     if arguments.lm_command in ("compress", "decompress"):
         _compress(arguments)
+        return 0
+    if arguments.lm_command == "export":
+        _export(arguments)
         return 0
     model = load_model(arguments.checkpoint, arguments.device)
     if arguments.lm_command == "eval":
@@ -44,8 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
         prompt = os.fsencode(arguments.prompt)  # bytes that are no UTF-8 come out as they were typed
         made = sample(model, prompt, arguments.length, arguments.temperature, arguments.seed)
         sys.stdout.buffer.write(prompt + made + b"\n")
-    elif arguments.lm_command == "export":
-        _export(arguments, model)
     else:
         _features(arguments, model)
     return 0
@@ -86,9 +87,13 @@ def _features(arguments: argparse.Namespace, model: LanguageModel) -> None:
     print(json.dumps({"file": str(arguments.out), "texts": len(examples), "features": features.shape[1], **left_out}))
 
 
-def _export(arguments: argparse.Namespace, model: LanguageModel) -> None:
+def _export(arguments: argparse.Namespace) -> None:
+    """The path is tried before the model is loaded."""
+    if str(arguments.out) == "-" or is_device(arguments.out):
+        raise ValueError(f"[lm] --out is {arguments.out}, needs a file: a model is not written to devices and pipes")
     _check_out(arguments, arguments.out, arguments.checkpoint)
     check_writable(arguments.out)
+    model = load_model(arguments.checkpoint, arguments.device)
     save_model(arguments.out, model, bf16=arguments.bf16)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     about = {"file": str(arguments.out), "parameters": parameters, "bytes": arguments.out.stat().st_size}
