@@ -23,12 +23,13 @@ from matplotlib.figure import Figure
 
 from blocksparse.models.files import write_whole
 from blocksparse.models.lines import need_lines
-from blocksparse.models.sentiment import Unit, plot_unit
+from blocksparse.models.sentiment import Unit, colour_text, plot_unit
 from blocksparse.program import finish
 from blocksparse.viz import check_picture
 
 SETS = ("cr", "mr", "sst", "imdb", "subj", "mpqa")
 BASELINE = "1- and 2-grams"
+BALANCED = "sparse, two matrices, stride 1, balanced"
 ARMS = {  # in the order of their bars: name in the legend, colour
     BASELINE: ("words and pairs of words", "lightgray"),
     "dense": ("dense, six matrices", "black"),
@@ -37,13 +38,20 @@ ARMS = {  # in the order of their bars: name in the legend, colour
     "random": ("sparse, six matrices, stride 2, random", "tab:purple"),
     "ws": ("sparse, six matrices, stride 2, Watts-Strogatz", "tab:cyan"),
     "ba-stride1-inner2": ("sparse, two matrices, stride 1, BA, 18,432 units", "tab:red"),
-    "balanced-stride1-inner2-b128": ("sparse, two matrices, stride 1, balanced, 18,432 units", "tab:green"),
-    "balanced-stride1-inner2-b128-8192": ("sparse, two matrices, stride 1, balanced, 8,192 units, rate 4e-3", "tab:orange"),
-    "balanced-stride1-inner2-b128-8192-lr0.008": ("sparse, two matrices, stride 1, balanced, 8,192 units, rate 8e-3", "gold"),
+    "balanced-stride1-inner2-b128": (f"{BALANCED}, 18,432 units", "tab:green"),
+    "balanced-stride1-inner2-b128-8192": (
+        f"{BALANCED}, 8,192 units, rate 4e-3",
+        "tab:orange",
+    ),
+    "balanced-stride1-inner2-b128-8192-lr0.008": (
+        f"{BALANCED}, 8,192 units, rate 8e-3",
+        "gold",
+    ),
 }
 
 SEED = re.compile(r"-\d{1,2}$")  # longer numbers are units
 OF_UNIT = ("values", "labels", "title", "index", "threshold", "sign")
+OF_TEXT = ("text", "of_bytes", "lengths")
 
 Errors = dict[str, dict[str, list[float]]]  # of an arm, of a set, each training
 
@@ -110,8 +118,8 @@ def plot(errors: Errors, title: str, path: Path) -> None:
     write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=140), "report")
 
 
-def draw_unit(kept: Path, folder: Path) -> Path:
-    """The histogram of a file that run.py has left.
+def draw_unit(kept: Path, folder: Path) -> list[Path]:
+    """The histogram of a file that run.py has left, and sentences in the unit's colours; older files have none.
 
     Raises:
         OSError: there is none, or the picture cannot be written.
@@ -119,13 +127,19 @@ def draw_unit(kept: Path, folder: Path) -> Path:
     """
     try:
         with np.load(kept) as file:
-            what: dict[str, Any] = {name: file[name] for name in OF_UNIT}
+            what: dict[str, Any] = {name: file[name] for name in (*OF_UNIT, *(OF_TEXT if "text" in file else ()))}
     except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{kept} is no histogram of run.py, needs an .npz file with {', '.join(OF_UNIT)}") from error
     unit = Unit(int(what["index"]), float(what["threshold"]), int(what["sign"]))
     path = folder / f"{kept.stem}.png"
     plot_unit(what["values"].astype(np.float32), what["labels"], unit, str(what["title"]), path)
-    return path
+    if "text" not in what:
+        return [path]
+    ends = np.cumsum(what["lengths"])[:-1]
+    texts = [text.tobytes() for text in np.split(what["text"], ends)]
+    in_colours = folder / f"{kept.stem}-text.png"
+    colour_text(texts, np.split(what["of_bytes"], ends), unit, str(what["title"]), in_colours)
+    return [path, in_colours]
 
 
 def main() -> int:
@@ -144,7 +158,7 @@ def main() -> int:
         given = "both are given" if options.units else "neither is given"
         parser.error(f"{given}, needs either files of results or --units")
     for kept in options.units:
-        print(draw_unit(kept, options.out))
+        print(*draw_unit(kept, options.out), sep="\n")
     if options.results:
         picture = check_picture(options.out, "report")
         plot(read(options.results, options.prefix), options.title, picture)

@@ -41,6 +41,7 @@ from blocksparse.models.sentiment import (
     fixed_split,
     mcnemar,
     plot_unit,
+    prepare,
     unit_score,
 )
 from blocksparse.models.sentiment.features import cell_states, load_features, save_features, unit_at_each_byte
@@ -49,6 +50,7 @@ from blocksparse.program import finish
 
 LINES = {"cr": "custrev", "mr": "rt-polarity", "subj": "subj", "mpqa": "mpqa"}
 SETS = ("imdb", "sst", *LINES)
+SENTENCES = Path(__file__).parent / "sentences.txt"  # of our own, one a line
 BASELINE, WORDS = "1- and 2-grams", "words"  # in results, and in names of files
 RIGHT = "-right.safetensors"
 SAME = ("set", "limit", "sha256", "model", "accuracy")  # a file of rows has these of its line
@@ -167,19 +169,24 @@ def pictures(
     line: dict[str, Any],
     options: argparse.Namespace,
 ) -> None:
-    """The histogram of the best unit on the test rows, and a page of test texts in its colours.
+    """The histogram of the best unit on the test rows; a page of test texts and a picture of sentences in its colours.
 
-    The histogram's values are a file, too, for machines without matplotlib: report.py draws it.
+    What both pictures show is a file, too, for machines without matplotlib: report.py draws them.
     """
     split, title = splits[0], f"{line['set'].upper()}, best unit of {line['features']}"
     rows = np.concatenate([split.train, split.dev])
     unit = best_unit(x[rows], examples.y()[rows], options.device)
     values, labels = x[split.test, unit.index], examples.y()[split.test]
     kept = {"values": values.astype(np.float32), "labels": labels.astype(np.int8), "title": title, **asdict(unit)}
+    sentences = [prepare(text) for text in SENTENCES.read_text().splitlines()]
+    of_bytes = unit_at_each_byte(model, sentences, unit.index)
+    kept |= {"text": np.frombuffer(b"".join(sentences), np.uint8), "of_bytes": np.concatenate(of_bytes)}
+    kept["lengths"] = np.array(list(map(len, sentences)))
     write_whole(place(options.out, line, ".npz"), lambda file: np.savez_compressed(file, **kept))
     histogram = place(options.out, line, ".png")
     try:
         plot_unit(values, labels, unit, title, histogram)
+        colour_text(sentences, of_bytes, unit, title, place(options.out, line, "-text.png"))
     except ModuleNotFoundError as error:
         print(f"{histogram} is left out: {error}", file=sys.stderr)
     short = [examples.texts[i] for i in split.test if len(examples.texts[i]) <= LONGEST_ON_A_PAGE]

@@ -112,6 +112,13 @@ def test_a_limit_has_files_of_its_own(tmp_path, checkpoint):
     assert {f"ba0.5-sst{end}" for end in (".safetensors", "-right.safetensors", ".npz", ".html")} <= {
         path.name for path in before
     }
+    pytest.importorskip("matplotlib")
+    (tmp_path / "drawn").mkdir()
+    drawn = script("sentiment/report.py", "--units", out / "ba0.5-sst.npz", "--out", tmp_path / "drawn")
+    assert drawn.status == 0, drawn.stderr
+    for picture in ("ba0.5-sst.png", "ba0.5-sst-text.png"):  # as run.py has drawn them
+        assert (tmp_path / "drawn" / picture).read_bytes() == before[out / picture]
+        assert str(tmp_path / "drawn" / picture) in drawn.stdout
     some = script("sentiment/run.py", *words, "--limit", 12)
     assert some.status == 0, some.stderr
     assert "ba0.5-sst-12: 36 texts" in some.stdout

@@ -264,6 +264,9 @@ def test_pictures(tmp_path):
     assert "&lt;title&gt;" in page
     spans = ['rgba(220,38,38,0.50)">a', 'rgba(37,99,235,1.00)">&lt;', 'rgba(220,38,38,0.25)">é']
     assert all(span in page for span in spans)
+    long = b"\n " + b"$x^$ <b> " * 30  # no formula, several lines
+    colour_text([long, b"y" * 200], [np.zeros(len(long)), np.arange(200.0)], Unit(3, 0.0, 1), "$", tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_l1_minimum_is_that_of_liblinear():

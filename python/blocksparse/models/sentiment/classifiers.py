@@ -264,12 +264,27 @@ def plot_unit(values: Array, y: Array, unit: Unit, title: str, path: AnyPath) ->
 
 
 def colour_text(texts: Sequence[bytes], values: Sequence[Array], unit: Unit, title: str, path: AnyPath) -> None:
-    """An HTML page with each byte of some texts in the colour of a unit's value: blue is what it says of label 1."""
+    """Some texts, each byte in the colour of a unit's value: blue is what it says of label 1.
+
+    Args:
+        texts: as `prepare` makes them.
+        values: of the unit behind each byte, as `unit_at_each_byte` gives them.
+        unit: whose threshold is without colour.
+        title: of the page.
+        path: an HTML page, or, if it ends with .png, a picture, which needs matplotlib.
+    """
     scale = max((float(np.abs(v - unit.threshold).max()) for v in values), default=1.0) or 1.0
+    coloured = [
+        _characters(text, unit.sign * (value - unit.threshold) / scale)
+        for text, value in zip(texts, values, strict=True)
+    ]
+    if str(path).endswith(".png"):
+        _draw_characters(coloured, title, path)
+        return
     paragraphs = []
-    for text, value in zip(texts, values, strict=True):
+    for characters in coloured:
         spans = []
-        for character, strength in _characters(text, unit.sign * (value - unit.threshold) / scale):
+        for character, strength in characters:
             color = "37,99,235" if strength > 0 else "220,38,38"
             spans.append(f'<span style="background:rgba({color},{abs(strength):.2f})">{html.escape(character)}</span>')
         paragraphs.append(f"<p>{''.join(spans)}</p>")
@@ -280,6 +295,35 @@ def colour_text(texts: Sequence[bytes], values: Sequence[Array], unit: Unit, tit
         f"</p>{''.join(paragraphs)}\n"
     )
     write_whole(path, page.encode())
+
+
+def _draw_characters(texts: list[list[tuple[str, float]]], title: str, path: AnyPath, columns: int = 92) -> None:
+    """As PNG, in lines of so many characters at most."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("pictures need matplotlib: pip install blocksparse[text]") from None
+    lines: list[list[tuple[str, float]]] = []
+    for text in texts:
+        rest = [(c, v) for c, v in text if c != "\n"]
+        while rest:
+            spaces = [i + 1 for i, (c, _) in enumerate(rest[:columns]) if c == " "]
+            end = len(rest) if len(rest) <= columns else spaces[-1] if spaces else columns
+            lines.append(rest[:end])
+            rest = rest[end:]
+        lines.append([])
+    figure = Figure(figsize=(0.095 * columns, 0.19 * len(lines) + 0.5), layout="constrained")
+    axes = figure.add_subplot(xlim=(0, columns), ylim=(len(lines), 0))
+    axes.set_axis_off()
+    axes.set_title(f"{title}: blue is positive, red negative", fontsize=10, parse_math=False)
+    for row, line in enumerate(lines):
+        for column, (character, strength) in enumerate(line):
+            color = "#2563eb" if strength > 0 else "#dc2626"
+            axes.add_patch(Rectangle((column, row), 1, 1, color=color, alpha=abs(strength), linewidth=0))
+            where: dict[str, Any] = {"family": "monospace", "ha": "center", "va": "center", "fontsize": 9}
+            axes.text(column + 0.5, row + 0.5, character, parse_math=False, **where)
+    write_whole(path, lambda file: figure.savefig(file, format="png", dpi=140))
 
 
 def _characters(text: bytes, values: Array) -> list[tuple[str, float]]:
