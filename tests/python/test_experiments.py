@@ -163,7 +163,8 @@ def test_sentiment(tmp_path):
     drawn = script("sentiment/report.py", results.with_suffix(".jsonl"), "--out", bars)
     assert (drawn.status, bars.stat().st_size > 1000) == (0, True), drawn.stderr
     drawn = script("sentiment/report.py", "--units", *units, "--out", tmp_path)
-    assert (drawn.stdout, drawn.status) == (f"{tmp_path / 'ba-sst.png'}\n", 0), drawn.stderr
+    pictures = f"{tmp_path / 'ba-sst.png'}\n{tmp_path / 'ba-sst-text.png'}\n"
+    assert (drawn.stdout, drawn.status) == (pictures, 0), drawn.stderr
     assert (tmp_path / "ba-sst.png").read_bytes() == (tmp_path / "out" / "ba-sst.png").read_bytes()
     before = results.with_suffix(".jsonl").read_text()
     elsewhere = [tmp_path / "elsewhere" if word == tmp_path / "out" else word for word in words]
