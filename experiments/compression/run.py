@@ -31,8 +31,9 @@ import torch
 
 from blocksparse import __version__
 from blocksparse.models.bars import bytes_bar
+from blocksparse.models.files import named_files
 from blocksparse.models.language import LanguageModel
-from blocksparse.models.language.compression import compress, decompress, digest_of, environment
+from blocksparse.models.language.compression import compress, decompress, digest_of, environment, streams_of
 from blocksparse.models.language.weights import load_model
 from blocksparse.models.lines import add_line, read_lines
 from blocksparse.program import finish
@@ -162,31 +163,6 @@ def is_known(line: dict[str, Any], record: Path) -> bool:
     return False
 
 
-def parts(word: str, option: str) -> tuple[str, Path]:
-    """Of NAME=FILE."""
-    name, equals, path = word.partition("=")
-    if not (name and equals and path):
-        raise ValueError(f"{option} is {word}, needs NAME=FILE")
-    return name, Path(path)
-
-
-def models_of(words: list[str]) -> dict[str, Path]:
-    """Checkpoints by their names.
-
-    Raises:
-        ValueError: a name is that of a packer, or there twice.
-    """
-    found: dict[str, Path] = {}
-    for word in words:
-        name, path = parts(word, "--model")
-        if name in PACKERS:
-            raise ValueError(f"--model is {word}, needs another name: {name} is a packer")
-        if name in found:
-            raise ValueError(f"--model {name} is both {found[name]} and {path}, needs a name for each")
-        found[name] = path
-    return found
-
-
 def parse() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -194,7 +170,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--first", type=int, help="bytes of each file, in place of all")
     parser.add_argument("--packers", nargs="*", choices=PACKERS, help="these, or all of them")
     parser.add_argument("--behind", type=Path, help="text that the packers have read before")
-    parser.add_argument("--model", action="append", default=[], metavar="NAME=CHECKPOINT")
+    parser.add_argument(
+        "--model", action="append", default=[], metavar="NAME=FILE", help="checkpoints, a name for each"
+    )
     parser.add_argument("--results", type=Path, required=True, help="JSON lines")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--streams", type=int, help="parts side by side (default: one for 8 kB, 64 at most)")
@@ -206,7 +184,8 @@ def parse() -> argparse.Namespace:
         given = getattr(options, name)
         if given is not None and given < 1:
             raise ValueError(f"--{name} is {given}, needs 1 or more")
-    options.model = models_of(options.model)
+    options.file = named_files(options.file, "--file")
+    options.model = named_files(options.model, "--model", PACKERS)
     if options.packers is None and not options.model:
         raise ValueError("neither --packers nor --model is given, needs one of them")
     return options
@@ -230,8 +209,7 @@ def main() -> int:
     about_behind = {"behind": len(behind), "behind_sha256": hashlib.sha256(behind).hexdigest()[:12] if behind else ""}
     packers = [] if options.packers is None else options.packers or list(PACKERS)
     added = 0
-    for file in options.file:
-        name, path = parts(file, "--file")
+    for name, path in options.file.items():
         data = path.read_bytes()[: options.first]
         if not data:
             raise ValueError(f"{path} is empty, needs a byte or more")
@@ -243,9 +221,7 @@ def main() -> int:
             else:
                 model = load_model(options.model[by], options.device)
                 key |= {"by": by, "device": options.device, "behind": 0, "model": digest_of(model).hex()}
-                # The default is that of `compress`; more than the file has bytes are not used.
-                streams = min(options.streams or max(1, min(64, len(data) // 8192)), len(data))
-                key |= {"streams": streams, "bf16": options.bf16}
+                key |= {"streams": streams_of(len(data), options.streams), "bf16": options.bf16}
             if is_known(key, options.results):
                 continue
             if by not in PACKERS:

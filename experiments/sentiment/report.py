@@ -39,14 +39,8 @@ ARMS = {  # in the order of their bars: name in the legend, colour
     "ws": ("sparse, six matrices, stride 2, Watts-Strogatz", "tab:cyan"),
     "ba-stride1-inner2": ("sparse, two matrices, stride 1, BA, 18,432 units", "tab:red"),
     "balanced-stride1-inner2-b128": (f"{BALANCED}, 18,432 units", "tab:green"),
-    "balanced-stride1-inner2-b128-8192": (
-        f"{BALANCED}, 8,192 units, rate 4e-3",
-        "tab:orange",
-    ),
-    "balanced-stride1-inner2-b128-8192-lr0.008": (
-        f"{BALANCED}, 8,192 units, rate 8e-3",
-        "gold",
-    ),
+    "balanced-stride1-inner2-b128-8192": (f"{BALANCED}, 8,192 units, rate 4e-3", "tab:orange"),
+    "balanced-stride1-inner2-b128-8192-lr0.008": (f"{BALANCED}, 8,192 units, rate 8e-3", "gold"),
 }
 
 SEED = re.compile(r"-\d{1,2}$")  # longer numbers are units

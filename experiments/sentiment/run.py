@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from blocksparse.models.bars import bytes_bar
-from blocksparse.models.files import write_whole
+from blocksparse.models.files import named_files, write_whole
 from blocksparse.models.language import LanguageModel
 from blocksparse.models.language.compression import digest_of
 from blocksparse.models.language.training import load_model
@@ -273,7 +273,9 @@ def parse() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", action="append", default=[], metavar="NAME=CHECKPOINT")
+    parser.add_argument(
+        "--model", action="append", default=[], metavar="NAME=FILE", help="checkpoints, a name for each"
+    )
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--limit", type=int, help="texts of each part: for a first look")
     parser.add_argument("--out", type=Path, required=True, help="folder of the features and of the coloured texts")
@@ -288,23 +290,8 @@ def parse() -> argparse.Namespace:
         given = getattr(options, name)
         if given is not None and given < 1:
             raise ValueError(f"--{name} is {given}, needs 1 or more")
-    options.model = checkpoints(options.model)
+    options.model = named_files(options.model, "--model", (BASELINE, WORDS))
     return options
-
-
-def checkpoints(words: list[str]) -> dict[str, Path]:
-    """Of each NAME=CHECKPOINT."""
-    found: dict[str, Path] = {}
-    for word in words:
-        name, equals, path = word.partition("=")
-        if not (name and equals and path):
-            raise ValueError(f"--model is {word}, needs NAME=CHECKPOINT")
-        if name in (BASELINE, WORDS):
-            raise ValueError(f"--model is {word}, needs another name: {name} is that of words and pairs of words")
-        if name in found:
-            raise ValueError(f"--model {name} is both {found[name]} and {path}, needs a name for each")
-        found[name] = Path(path)
-    return found
 
 
 def check_models(record: Path, lines: list[dict[str, Any]], digests: dict[str, str]) -> None:

@@ -15,16 +15,15 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from sweeps import bits
 
 from blocksparse.program import finish
 from blocksparse.viz import check_picture
-from report import Line, read
+from report import Line, longest_by_rate, read, runs_of
 
 
 @dataclass(frozen=True)
 class Lead:
-    """Of one sparse arm: bytes, and bits below dense; how many seeds there are of each."""
+    """Of one sparse arm: what the legend says, and points of bytes and bits below dense."""
 
     label: str
     points: list[tuple[float, float]]
@@ -36,16 +35,11 @@ def curve_of(lines: list[Line], arm: str) -> tuple[dict[float, float], list[Line
     Raises:
         ValueError: the arm has no run.
     """
-    whole = [line for line in lines if not line["sweep"] and not line.get("diverged")]
-    runs = [line for line in whole if line["arm"] == arm]
-    if not runs:
-        arms = ", ".join(sorted({line["arm"] for line in whole}))
+    whole = runs_of(lines)
+    if not (its := [run for run in whole if run["arm"] == arm]):
+        arms = ", ".join(sorted({run["arm"] for run in whole}))
         raise ValueError(f"there is no run of {arm}, but of {arms or 'no arm'}")
-    longest = max(run["bytes"] for run in runs)
-    runs = [run for run in runs if run["bytes"] == longest]
-    rates = {run["lr"]: fmean(bits(other) for other in runs if other["lr"] == run["lr"]) for run in runs}
-    best = min(rates, key=lambda rate: rates[rate])
-    runs = [run for run in runs if run["lr"] == best]
+    runs = longest_by_rate(its)[0]
     curves = [{point[0]: point[3] for point in run["curve"]} for run in runs]
     shared = set.intersection(*map(set, curves))
     return {at: fmean(curve[at] for curve in curves) for at in sorted(shared)}, runs

@@ -30,13 +30,34 @@ KEYS = ("name", "arm", "sweep", "seed", "lr", "parameters", "graph", "hidden")  
 KEYS_OF_RUNS = ("bytes", "valid", "seconds", "curve", "machine", "mix")  # that have not diverged
 
 
+def runs_of(lines: list[Line]) -> list[Line]:
+    """Whole runs that have not diverged."""
+    return [line for line in lines if not line["sweep"] and not line.get("diverged")]
+
+
+def diverged_of(lines: list[Line]) -> str:
+    """A sentence behind a table, which names the whole runs that have diverged; "" without any."""
+    names = [line["name"] for line in lines if not line["sweep"] and line.get("diverged")]
+    return f"\nDiverged: {', '.join(names)}.\n" if names else ""
+
+
+def longest_by_rate(runs: list[Line]) -> list[list[Line]]:
+    """Of an arm's runs the longest, a list for each rate; first the rate that the text that chooses prefers."""
+    longest = max(run["bytes"] for run in runs)
+    rates: dict[float, list[Line]] = defaultdict(list)
+    for run in runs:
+        if run["bytes"] == longest:
+            rates[run["lr"]].append(run)
+    return sorted(rates.values(), key=lambda its: statistics.fmean(map(bits, its)))
+
+
 def by_arm(lines: list[Line]) -> dict[str, list[Line]]:
     """Runs, the best arm first, but of those that diverged, which are named below the table.
 
     Runs of several lengths or rates are arms of their own.
     """
     arms: dict[str, list[Line]] = defaultdict(list)
-    runs = [line for line in lines if not line["sweep"] and not line.get("diverged")]
+    runs = runs_of(lines)
     several = len({run["bytes"] for run in runs}) > 1
     rates: dict[str, set[float]] = defaultdict(set)
     for run in runs:
@@ -175,8 +196,7 @@ def main() -> None:
     if found := by_arm(lines):
         plot(found, options.results.with_suffix(".png"))
         text = table(found) + text
-    if diverged := [line["name"] for line in lines if not line["sweep"] and line.get("diverged")]:
-        text += f"\nDiverged: {', '.join(diverged)}.\n"
+    text += diverged_of(lines)
     options.results.with_suffix(".md").write_text(text)
     print(text)
 

@@ -19,11 +19,10 @@ from configuration import read_config
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from sweeps import bits
 
 from blocksparse.models.language import ModelConfig
 from blocksparse.program import finish
-from report import Line, read
+from report import Line, diverged_of, longest_by_rate, read, runs_of
 
 SHOWN = {field: getattr(ModelConfig(), field) for field in ("hidden", "block", "graph", "inner", "stride")}
 COLORS = {8: "tab:red", 16: "tab:green", 32: "tab:blue", 64: "tab:orange", 128: "tab:purple"}
@@ -35,7 +34,6 @@ class Rate:
 
     rate: float
     bits: float
-    choosing_bits: float
     parameters: int
 
 
@@ -45,20 +43,15 @@ def arms_of(lines: list[Line]) -> dict[str, list[Rate]]:
     Raises:
         ValueError: there is no run.
     """
-    runs = [line for line in lines if not line["sweep"] and not line.get("diverged")]
+    runs = runs_of(lines)
     if not runs:
         raise ValueError("there is no run among the results, but sweeps at most")
-    longest = max(line["bytes"] for line in runs)
-    seeds: dict[tuple[str, float], list[Line]] = defaultdict(list)
-    for run in runs:
-        if run["bytes"] == longest:
-            seeds[run["arm"], run["lr"]].append(run)
-    arms: dict[str, list[Rate]] = defaultdict(list)
-    for (arm, rate), its in seeds.items():
-        choosing = fmean(bits(run) for run in its)
-        arms[arm].append(Rate(rate, fmean(run["valid"] for run in its), choosing, its[0]["parameters"]))
-    for rates in arms.values():
-        rates.sort(key=lambda rate: rate.choosing_bits)
+    longest = max(run["bytes"] for run in runs)
+    arms: dict[str, list[Rate]] = {}
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        rates = longest_by_rate([run for run in runs if run["arm"] == arm])
+        if rates[0][0]["bytes"] == longest:
+            arms[arm] = [Rate(its[0]["lr"], fmean(run["valid"] for run in its), its[0]["parameters"]) for its in rates]
     return dict(sorted(arms.items(), key=lambda item: item[1][0].bits))
 
 
@@ -68,8 +61,8 @@ def speeds_of(lines: list[Line]) -> dict[str, float]:
     The mean of an arm's runs, those too that are shorter than others.
     """
     speeds: dict[str, list[float]] = defaultdict(list)
-    for line in lines:
-        if not line["sweep"] and not line.get("diverged") and line.get("alone", True):
+    for line in runs_of(lines):
+        if line.get("alone", True):
             first, last = line["curve"][0], line["curve"][-1]
             if last[1] > first[1]:  # not where there is one point alone
                 speeds[line["arm"]].append((last[0] - first[0]) / (last[1] - first[1]) / 1000)
@@ -168,11 +161,10 @@ def main() -> None:
     need_same(lines, models, options)
     arms = arms_of(lines)
     left_out = sorted({line["arm"] for line in lines if not line.get("diverged")} - set(arms))
-    diverged = [line["name"] for line in lines if not line["sweep"] and line.get("diverged")]
     if left_out:
         print(f"left out, for no run of theirs is as long as those of others: {', '.join(left_out)}")
     plot(arms, models, usual, options.results.with_suffix(".png"))
-    text = table(arms, models, speeds_of(lines)) + (f"\nDiverged: {', '.join(diverged)}.\n" if diverged else "")
+    text = table(arms, models, speeds_of(lines)) + diverged_of(lines)
     options.results.with_suffix(".md").write_text(text)
     print(text)
 

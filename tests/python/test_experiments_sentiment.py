@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ranks import run_forked, run_script
-from tiny_language_models import SHORT, TINY, sentences
+from tiny_language_models import sentences, trained_in
 
 from blocksparse.models import lines
-from blocksparse.models.language.training import Trainer, read_text, train
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -91,10 +90,7 @@ def test_rows_are_of_the_models_of_the_lines(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "text").write_bytes(sentences(40))
-    train(Trainer(TINY, SHORT, read_text([folder / "text"]), "cpu"), folder, None)
-    return folder / "last.safetensors"
+    return trained_in(tmp_path_factory.mktemp("run"))
 
 
 def test_a_limit_has_files_of_its_own(tmp_path, checkpoint):
@@ -135,10 +131,10 @@ def test_a_limit_has_files_of_its_own(tmp_path, checkpoint):
     ("words", "message"),
     [
         ("--model ba=A --model ba=B", "--model ba is both A and B, needs a name for each"),
-        ("--model run/last.safetensors", "--model is run/last.safetensors, needs NAME=CHECKPOINT"),
-        ("--model =A", "--model is =A, needs NAME=CHECKPOINT"),
-        ("--model words=A", "--model is words=A, needs another name: words is that of words and pairs of words"),
-        ("--model '1- and 2-grams=A'", "needs another name: 1- and 2-grams is that of words"),
+        ("--model run/last.safetensors", "--model is run/last.safetensors, needs NAME=FILE"),
+        ("--model =A", "--model is =A, needs NAME=FILE"),
+        ("--model words=A", "--model is words=A, needs another name: words is taken"),
+        ("--model '1- and 2-grams=A'", "needs another name: 1- and 2-grams is taken"),
         ("--limit 0", "--limit is 0, needs 1 or more"),
         ("--limit -5", "--limit is -5, needs 1 or more"),
         ("--batch 0", "--batch is 0, needs 1 or more"),

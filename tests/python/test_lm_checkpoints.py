@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import run_forked, run_package
-from tiny_language_models import SHORT, TINY, lm, same, sentences
+from tiny_language_models import SHORT, TINY, lm, same, trained_in
 
 from blocksparse.models import checkpoint
 from blocksparse.models.files import check_writable, write_whole
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "text").write_bytes(sentences(600))
-    train(Trainer(TINY, SHORT, read_text([folder / "text"]), "cpu"), folder, None, until=2)
+    trained_in(folder, until=2)
     return folder
 
 

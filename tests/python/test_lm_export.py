@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from tiny_language_models import SHORT, TINY, lm, same, sentences
+from tiny_language_models import SHORT, TINY, lm, same, sentences, trained_in
 
 from blocksparse.models import checkpoint
-from blocksparse.models.language import Trainer, compress, decompress, load_model, read_text, save_model, train
+from blocksparse.models.language import Trainer, compress, decompress, load_model, read_text, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -15,8 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "text").write_bytes(sentences(600))
-    train(Trainer(TINY, SHORT, read_text([folder / "text"]), "cpu"), folder, None, until=2)
+    trained_in(folder, until=2)
     return folder
 
 

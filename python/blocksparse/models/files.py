@@ -23,6 +23,25 @@ def paths_of(paths: AnyPath | Iterable[AnyPath]) -> list[Path]:
     return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
+def named_files(words: Iterable[str], option: str, taken: Iterable[str] = ()) -> dict[str, Path]:
+    """Files by their names, of the words NAME=FILE of an option.
+
+    Raises:
+        ValueError: a word is none, or its name is there twice or taken by something else.
+    """
+    found: dict[str, Path] = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not (name and equals and path):
+            raise ValueError(f"{option} is {word}, needs NAME=FILE")
+        if name in taken:
+            raise ValueError(f"{option} is {word}, needs another name: {name} is taken")
+        if name in found:
+            raise ValueError(f"{option} {name} is both {found[name]} and {path}, needs a name for each")
+        found[name] = Path(path)
+    return found
+
+
 def check_name(path: AnyPath, op: str = "lm") -> None:
     """Raises OSError where a file's name is longer than file systems have them."""
     size = len(os.fsencode(Path(path).name))

@@ -126,6 +126,19 @@ def _unpacked(data: bytes, at: int) -> tuple[int, int]:
     return number, min(len(data), at + 10)
 
 
+def streams_of(length: int, asked: int | None = None) -> int:
+    """How many streams `compress` cuts so many bytes into, where so many are asked for; None is its default.
+
+    Raises:
+        ValueError: what is asked for is out of range.
+    """
+    if asked is None:
+        asked = min(64, length // 8192) or 1
+    if asked < 1 or asked > MOST_STREAMS:
+        raise ValueError(f"[lm] streams is {asked}, needs 1 to {MOST_STREAMS}")
+    return max(1, min(asked, length))
+
+
 def compress(
     model: LanguageModel,
     text: bytes,
@@ -149,15 +162,11 @@ def compress(
         ModuleNotFoundError: constriction, the range coder, is not installed.
     """
     stream, family = _coder()
-    if streams is None:
-        streams = max(1, min(64, len(text) // 8192))
-    if streams < 1 or streams > MOST_STREAMS:
-        raise ValueError(f"[lm] streams is {streams}, needs 1 to {MOST_STREAMS}")
     if torch.get_num_threads() > MOST_THREADS:
         raise ValueError(f"[lm] PyTorch has {torch.get_num_threads()} threads, needs 1 to {MOST_THREADS}")
     header = Header(
         len(text),
-        max(1, min(streams, len(text))),
+        streams_of(len(text), streams),
         torch.get_num_threads(),
         bf16,
         digest_of(model),

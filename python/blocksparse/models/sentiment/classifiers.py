@@ -6,6 +6,7 @@ import html
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -278,7 +279,7 @@ def colour_text(texts: Sequence[bytes], values: Sequence[Array], unit: Unit, tit
         _characters(text, unit.sign * (value - unit.threshold) / scale)
         for text, value in zip(texts, values, strict=True)
     ]
-    if str(path).endswith(".png"):
+    if Path(path).suffix.lower() == ".png":
         _draw_characters(coloured, title, path)
         return
     paragraphs = []
