@@ -33,7 +33,9 @@ BALANCED = "sparse, two matrices, stride 1, balanced"
 ARMS = {  # in the order of their bars: name in the legend, colour
     BASELINE: ("words and pairs of words", "lightgray"),
     "dense": ("dense, six matrices", "black"),
-    "dense-inner2": ("dense, two matrices", "dimgray"),
+    "dense-inner2": ("dense, two matrices, rate 2e-3", "dimgray"),
+    "dense-inner2-lr0.004": ("dense, two matrices, rate 4e-3", "gray"),
+    "dense-inner2-lr0.008": ("dense, two matrices, rate 8e-3", "darkgray"),
     "ba": ("sparse, six matrices, stride 2, BA", "tab:blue"),
     "random": ("sparse, six matrices, stride 2, random", "tab:purple"),
     "ws": ("sparse, six matrices, stride 2, Watts-Strogatz", "tab:cyan"),
@@ -83,7 +85,7 @@ def plot(errors: Errors, title: str, path: Path) -> None:
     sets = [name for name in SETS if any(name in of_arm for of_arm in errors.values())]
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     axes: Axes = figure.add_subplot()
-    width = 0.8 / len(errors)
+    width, narrow = 0.8 / len(errors), len(errors) > 5  # narrow are bars that numbers do not fit above
     for k, (arm, of_arm) in enumerate(errors.items()):
         for i, name in enumerate(sets):
             if name not in of_arm:
@@ -97,7 +99,8 @@ def plot(errors: Errors, title: str, path: Path) -> None:
                 (0, 4),
                 textcoords="offset points",
                 ha="center",
-                fontsize=min(7, 32 / len(errors)),
+                fontsize=7,
+                rotation=90 if narrow else 0,
             )
             if len(of_arm[name]) > 1:
                 axes.plot(
@@ -106,7 +109,7 @@ def plot(errors: Errors, title: str, path: Path) -> None:
     axes.set_xticks(range(len(sets)), [name.upper() for name in sets])
     axes.set(ylabel="error, %", title=title)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.01)
+    axes.margins(x=0.01, y=0.1 if narrow else 0.05)
     figure.legend(frameon=False, ncols=min(len(errors), 3), loc="outside lower center", fontsize=8)
     kind = path.suffix.removeprefix(".").lower() or "png"
     write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=140), "report")

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,6 +28,7 @@ from report import Line, diverged_of, longest_by_rate, read, runs_of
 
 SHOWN = {field: getattr(ModelConfig(), field) for field in ("hidden", "block", "graph", "inner", "stride")}
 COLORS = {8: "tab:red", 16: "tab:green", 32: "tab:blue", 64: "tab:orange", 128: "tab:purple"}
+MARKERS = "osD^v"  # one for each family of graphs
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,13 @@ def plot(arms: dict[str, list[Rate]], models: dict[str, dict[str, Any]], usual: 
     sparse = [arm for arm in arms if models[arm]["graph"]]
     plot_units(left, {arm: best[arm] for arm in sparse if is_usual(models[arm], usual, "stride", "inner")}, models)
     others = [arm for arm in sparse if is_usual(models[arm], usual, "hidden", "block")]
-    names = [f"stride {models[arm]['stride']}\n{models[arm]['inner']} matrices" for arm in others]
-    right.plot(names, [best[arm] for arm in others], "o", color=COLORS[usual["block"]])
+    families = families_of(models[arm] for arm in sparse)
+    names = []
+    for arm in others:
+        model = models[arm]
+        family = f"\n{family_of(model)}" if len(families) > 1 else ""
+        names.append(f"stride {model['stride']}\n{model['inner']} matrices{family}")
+        right.plot(names[-1:], [best[arm]], families[family_of(model)], color=COLORS[usual["block"]])
     white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     for name, arm in zip(names, others, strict=True):
         where = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "size": 8, "bbox": white}
@@ -119,15 +127,27 @@ def is_usual(model: dict[str, Any], usual: dict[str, Any], *fields: str) -> bool
     return all(model[field] == usual[field] for field in fields)
 
 
+def family_of(model: dict[str, Any]) -> str:
+    """How its graph is drawn, such as "ba"."""
+    return str(model["graph"]).split("(")[0]
+
+
+def families_of(models: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """The marker of each family of graphs."""
+    return dict(zip(sorted({family_of(model) for model in models}), cycle(MARKERS), strict=False))
+
+
 def plot_units(axes: Axes, bits_of: dict[str, float], models: dict[str, dict[str, Any]]) -> None:
-    """Bits per byte against units, a line for each size of blocks."""
-    of_block: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    """Bits per byte against units, a line for each size of blocks and family of graphs."""
+    families = families_of(models[arm] for arm in models if models[arm]["graph"])
+    lines: dict[tuple[int, str], list[tuple[int, float]]] = defaultdict(list)
     for arm, value in bits_of.items():
-        of_block[models[arm]["block"]].append((models[arm]["hidden"], value))
-    for block, points in sorted(of_block.items()):
+        lines[models[arm]["block"], family_of(models[arm])].append((models[arm]["hidden"], value))
+    for (block, family), points in sorted(lines.items()):
         points.sort()
         xs, ys = zip(*points, strict=True)
-        axes.plot(xs, ys, marker="o", color=COLORS[block], label=f"b = {block}")
+        label = f"b = {block}, {family}" if len(families) > 1 else f"b = {block}"
+        axes.plot(xs, ys, marker=families[family], color=COLORS[block], label=label)
     axes.set_xscale("log")
     shown = [*bits_of, *(["dense"] if "dense" in models else [])]
     ticks = sorted({models[arm]["hidden"] for arm in shown})
