@@ -109,7 +109,7 @@ lint-format: $(VENV)/.lint
 lint-types: $(VENV)/.lint
 	$(call step,mypy)
 	mypy
-	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py experiments/small_world_lstm/sweeps.py
+	MYPYPATH=experiments/small_world_lstm mypy experiments/small_world_lstm/*.py
 	mypy benchmarks/machine_pages.py scripts/check_pages.py docs/pictures/architecture.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
 	mypy experiments/sentiment/report.py

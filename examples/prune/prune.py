@@ -30,6 +30,7 @@ from tqdm import tqdm
 import blocksparse
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
+from blocksparse.program import positive
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "demo"))
 from minilm import measure, model, report, text, train
@@ -75,7 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sparsity", type=float, default=0.8, help="share of the blocks to drop (default: 0.8)")
     parser.add_argument("--block-size", type=int, default=32, choices=(8, 16, 32, 64, 128), help="(default: 32)")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long it may take, about (default: 5)")
-    parser.add_argument("--steps", type=int, help="of training, whatever time they take")
+    parser.add_argument("--steps", type=positive, help="of training, whatever time they take")
     parser.add_argument("--threads", type=int, default=0, help="of PyTorch (default: as many as it takes)")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps of training, a small test")
     parser.add_argument("--out", type=Path, default=Path("out/prune"), help="folder of the results")
@@ -83,8 +84,6 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if not 0 < options.minutes < math.inf:
         parser.error(f"--minutes is {options.minutes:g}, needs a number above 0")
-    if options.steps is not None and options.steps < 1:
-        parser.error(f"--steps is {options.steps}, needs 1 or more")
     if not 0 < options.sparsity < 1:
         parser.error(f"--sparsity is {options.sparsity:g}, needs a number between 0 and 1")
     return options

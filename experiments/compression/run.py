@@ -36,7 +36,7 @@ from blocksparse.models.language import LanguageModel
 from blocksparse.models.language.compression import compress, decompress, digest_of, environment, streams_of
 from blocksparse.models.language.weights import load_model
 from blocksparse.models.lines import add_line, read_lines
-from blocksparse.program import finish
+from blocksparse.program import finish, positive
 
 # Name: (command that packs FILE into OUT, command that unpacks OUT into BACK, how it tells its version).
 PACKERS = {
@@ -167,7 +167,7 @@ def parse() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--file", action="append", required=True, metavar="NAME=FILE")
-    parser.add_argument("--first", type=int, help="bytes of each file, in place of all")
+    parser.add_argument("--first", type=positive, help="bytes of each file, in place of all")
     parser.add_argument("--packers", nargs="*", choices=PACKERS, help="these, or all of them")
     parser.add_argument("--behind", type=Path, help="text that the packers have read before")
     parser.add_argument(
@@ -175,15 +175,11 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--results", type=Path, required=True, help="JSON lines")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--streams", type=int, help="parts side by side (default: one for 8 kB, 64 at most)")
+    parser.add_argument("--streams", type=positive, help="parts side by side (default: one for 8 kB, 64 at most)")
     parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--check", type=int, help="bytes of a model's file that are decompressed, too (default: all)")
-    parser.add_argument("--threads", type=int, help="of PyTorch")
+    parser.add_argument("--check", type=positive, help="bytes of a model's file that come back, too (default: all)")
+    parser.add_argument("--threads", type=positive, help="of PyTorch")
     options = parser.parse_args()
-    for name in ("first", "streams", "check", "threads"):
-        given = getattr(options, name)
-        if given is not None and given < 1:
-            raise ValueError(f"--{name} is {given}, needs 1 or more")
     options.file = named_files(options.file, "--file")
     options.model = named_files(options.model, "--model", PACKERS)
     if options.packers is None and not options.model:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 import blocksparse
-from blocksparse.models.lines import add_line, read_lines
+from blocksparse.models.lines import add_line, need_known, read_lines
+from blocksparse.program import positive
 
 Options = argparse.Namespace
 Line = dict[str, Any]
@@ -57,7 +58,7 @@ def options_of(about: str | None, sizes: Mapping[str, tuple[float, float, str]],
     for name, text in files.items():
         parser.add_argument(f"--{name}", type=Path, required=True, help=text)
     for name, (cpu, card, text) in sizes.items():
-        kind = float if isinstance(cpu, float) else int
+        kind = float if isinstance(cpu, float) else positive
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"{text}: {cpu:g}, or {card:g} on a card")
     options = parser.parse_args()
     for name, pair in sizes.items():
@@ -83,9 +84,7 @@ def run_all(arms: Iterable[Arm], do: Callable[[Arm], Line], options: Options, si
         ValueError: `--arms` names one that there is not, or some have failed.
     """
     arms = list(arms)
-    known = dict.fromkeys(arm.settings["arm"] for arm in arms)
-    if unknown := [name for name in options.arms or () if name not in known]:
-        raise ValueError(f"there is no arm {', '.join(unknown)}, needs one of {', '.join(known)}")
+    chosen = need_known(options.arms, dict.fromkeys(arm.settings["arm"] for arm in arms))
     began, pace = time.monotonic(), 0.0  # seconds that the last arm took for a cost of 1
     options.output.parent.mkdir(parents=True, exist_ok=True)
     left: list[str] = []
@@ -95,7 +94,7 @@ def run_all(arms: Iterable[Arm], do: Callable[[Arm], Line], options: Options, si
         wanted = {**arm.settings, **common}
         if any(wanted.items() <= line.items() for line in done):
             continue
-        if options.arms and arm.settings["arm"] not in options.arms:
+        if arm.settings["arm"] not in chosen:
             continue
         begin = time.monotonic()
         if begin - began + pace * arm.cost > 60 * options.minutes:

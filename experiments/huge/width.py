@@ -29,7 +29,7 @@ from typing import Any
 from arms import Line, Options
 
 from blocksparse.models.lines import add_line, read_lines
-from blocksparse.program import finish
+from blocksparse.program import finish, positive
 
 WIDTHS = (4096, 16384, 65536, 262144, 1048576)
 WIDTHS_ON_CARD = (16384, 65536, 131072, 262144, 1048576)  # 64M weights do not fit into 4096 x 4096
@@ -155,12 +155,12 @@ def parse() -> Options:
     """The command line; what depends on the device is filled in."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--weights", type=int, help="4M on a CPU, 64M on a card")
-    parser.add_argument("--block", type=int, help="32, 64 on a card")
-    parser.add_argument("--tokens", type=int, help="16 on a CPU, 64 on a card")
+    parser.add_argument("--weights", type=positive, help="4M on a CPU, 64M on a card")
+    parser.add_argument("--block", type=positive, help="32, 64 on a card")
+    parser.add_argument("--tokens", type=positive, help="16 on a CPU, 64 on a card")
     parser.add_argument("--features-last", action="store_true", help="x as [tokens, features] in memory")
-    parser.add_argument("--widths", type=int, nargs="+", help="4096 to 1M in steps of 4; on a card 16384 to 1M")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--widths", type=positive, nargs="+", help="4096 to 1M in steps of 4; on a card 16384 to 1M")
+    parser.add_argument("--steps", type=positive, default=10)
     parser.add_argument("--dense-gb", type=float, help="most memory that a dense layer may take: 5, or 60 on a card")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
     parser.add_argument("--output", type=Path, required=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import hashlib
 import math
 import platform
 import time
@@ -22,17 +21,20 @@ from typing import Any
 import torch
 from byte_layers import balanced, dense, sparse
 from byte_llama import ByteLM, Make
+from byte_text import read_text
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
 import blocksparse.torch.sparsify as bss
-from blocksparse.models.lines import add_line, read_lines
-from blocksparse.program import finish
+from blocksparse.models.lines import add_line, missing, need_known
+from blocksparse.program import finish, positive
 
 HELD_OUT, WARM_UP, CLIP = 1 << 20, 100, 1.0
 TARGETS = r"layers\.\d+\.(gate|up|down)"
 FREQUENCY = 20  # steps from one choice of blocks to the next
+SETTINGS = ["steps", "rows", "tokens", "width", "hidden", "layers", "rate", "strength", "seed", "held_bytes"]
+SETTINGS += ["more", "more_rate", "text"]
 
 
 # ---- Arms ------------------------------------------------------------------------------------------------------------
@@ -288,68 +290,40 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
     parser.add_argument("--arms", nargs="+", help="only these, such as gmp-distil-0.9-b64")
-    parser.add_argument("--steps", type=int, default=800, help="of arms that begin anew")
+    parser.add_argument("--steps", type=positive, default=800, help="of arms that begin anew")
     parser.add_argument(
         "--more", type=float, default=0.5, help="steps of arms that go on from the dense one, times --steps"
     )
     parser.add_argument("--more-rate", type=float, default=0.5, help="their learning rate, times --rate")
-    parser.add_argument("--rows", type=int, default=32, help="of a step")
-    parser.add_argument("--tokens", type=int, default=512, help="of a row")
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--hidden", type=int, default=1536, help="features of the feed-forward parts")
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rows", type=positive, default=32, help="of a step")
+    parser.add_argument("--tokens", type=positive, default=512, help="of a row")
+    parser.add_argument("--width", type=positive, default=512)
+    parser.add_argument("--hidden", type=positive, default=1536, help="features of the feed-forward parts")
+    parser.add_argument("--layers", type=positive, default=8)
     parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
     parser.add_argument("--strength", type=float, default=0.3, help="of the group lasso")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-graphs", action="store_true", help="no CUDA graphs: slower")
-    parser.add_argument("--held-out", dest="held_bytes", type=int, default=HELD_OUT, help="bytes that are tested")
+    parser.add_argument("--held-out", dest="held_bytes", type=positive, default=HELD_OUT, help="bytes that are tested")
     return parser.parse_args()
 
 
 def main() -> int:
     """Returns the exit status."""
-    options, began = parse(), time.monotonic()
+    options = parse()
+    if options.held_bytes <= options.tokens:
+        raise ValueError(f"--held-out is {options.held_bytes}, needs more than --tokens, {options.tokens}")
     options.out.mkdir(parents=True, exist_ok=True)
-    content = options.data.read_bytes()
-    options.text = hashlib.sha256(content).hexdigest()[:12]  # another one's bits are not compared
-    text = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(options.device)
-    if len(text) < 3 * options.held_bytes:
-        raise ValueError(f"{options.data} holds {len(text)} bytes, needs {3 * options.held_bytes} or more")
-    text, options.held_out = text[: -options.held_bytes], text[-options.held_bytes :]
-    file = options.out / "byte_lm.jsonl"
-    done = read_lines(file)
-    names = (
-        "steps",
-        "rows",
-        "tokens",
-        "width",
-        "hidden",
-        "layers",
-        "rate",
-        "strength",
-        "seed",
-        "held_bytes",
-        "more",
-        "more_rate",
-        "text",
-    )
-    settings = {name: getattr(options, name) for name in names}
+    text, options.held_out, options.text = read_text(options.data, options.held_bytes, options.device)
+    settings = {name: getattr(options, name) for name in SETTINGS}
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
-    longest = 0.0
-    for arm in ARMS:
-        wanted = {"arm": arm.name, **settings}
-        known = any(wanted.items() <= line.items() for line in done)
-        if arm.method == "dense" and known and not checkpoint(options).exists():
-            known = False
-        if known or (options.arms and arm.name not in options.arms):
-            continue
-        start = time.monotonic()
-        if start + longest - began > 60 * options.minutes:
-            print(f"{arm.name} and what follows is left for another run: {options.minutes:g} minutes are over")
-            break
-        line = {**wanted, "method": arm.method, "sparsity": arm.sparsity, "block": arm.block, **do(arm, text, options)}
+    file, arms = options.out / "byte_lm.jsonl", {arm.name: arm for arm in ARMS}
+    wanted = ({"arm": name, **settings} for name in need_known(options.arms, arms))
+    again = () if checkpoint(options).exists() else ("dense",)  # others go on from it
+    for each in missing(file, wanted, options.minutes, again):
+        arm = arms[each["arm"]]
+        line = {**each, "method": arm.method, "sparsity": arm.sparsity, "block": arm.block, **do(arm, text, options)}
         line |= {"torch": torch.__version__, "machine": machine, "date": time.strftime("%Y-%m-%d")}
-        longest = max(longest, time.monotonic() - start)
         add_line(file, line)
         print(f"{arm.name}: {line['bits_per_byte']:.4f} bits per byte, {line['seconds']:.0f} s", flush=True)
     return 0

@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from byte_text import read_text
 from torch import Tensor, nn
 
 import blocksparse
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
-from blocksparse.program import finish
+from blocksparse.models.lines import add_line, missing
+from blocksparse.program import finish, positive
 
 CONTEXT, EMBEDDING, WIDTH, LAYERS, BLOCK = 16, 32, 512, 3, 16
 BATCH, RATE, HELD_OUT, PLACES = 256, 1e-3, 1 << 20, 1 << 16
@@ -206,27 +208,23 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="any text; the last MB is held out")
     parser.add_argument("--out", type=Path, default=Path("out/byte_mlp"))
     parser.add_argument("--arms", nargs="*", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=positive, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--init", choices=("pytorch", "wide"), default="pytorch")
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    text = torch.frombuffer(bytearray(arguments.data.read_bytes()), dtype=torch.uint8)
-    if len(text) < 3 * HELD_OUT:
-        raise SystemExit(f"{arguments.data} holds {len(text)} bytes, needs {3 * HELD_OUT} or more")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / "byte_mlp.jsonl"
-    done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    for name in arguments.arms:
-        wanted = {"arm": name, "steps": arguments.steps, "seed": arguments.seed, "init": arguments.init}
-        if any(wanted.items() <= d.items() for d in done):
-            continue
-        line = run(name, text[:-HELD_OUT], text[-HELD_OUT:], arguments.steps, arguments.seed, arguments.init)
+    parser.add_argument("--threads", type=positive, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    text = read_text(options.data, HELD_OUT)
+    options.out.mkdir(parents=True, exist_ok=True)
+    file, settings = (
+        options.out / "byte_mlp.jsonl",
+        {name: getattr(options, name) for name in ("steps", "seed", "init")},
+    )
+    for each in missing(file, ({"arm": name, **settings} for name in options.arms)):
+        line = run(each["arm"], text.train, text.held_out, options.steps, options.seed, options.init)
         line |= {"torch": torch.__version__, "machine": platform.processor() or platform.machine()}
         print(json.dumps(line), flush=True)
-        with open(file, "a") as results:
-            results.write(json.dumps(line) + "\n")
+        add_line(file, line)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ of results for each arm; the same command goes on after a stop.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 import platform
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from byte_text import Text, read_text
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
@@ -27,13 +27,14 @@ from tqdm import tqdm
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout, graphs
-from blocksparse.models.lines import add_line, read_lines
-from blocksparse.program import finish
+from blocksparse.models.lines import add_line, missing, need_known
+from blocksparse.program import finish, positive
 
 INNER, EMBEDDING, STRIDE = 3, 64, 2
 WARM_UP, CLIP, EPSILON = 100, 1.0, 1e-6
 TARGETS = r"matrices\.\d+|gates"
 FREQUENCY = 20  # steps from one choice of blocks to the next
+SETTINGS = ("updates", "streams", "steps", "hidden", "block", "degree", "strength", "seed", "held_out")
 
 
 class Network(nn.Module):
@@ -263,14 +264,14 @@ def structure(masks: dict[str, np.ndarray[Any, Any]], block: int) -> dict[str, A
     return found
 
 
-def do(arm: Arm, text: Tensor, options: argparse.Namespace) -> dict[str, Any]:
+def do(arm: Arm, text: Text, options: argparse.Namespace) -> dict[str, Any]:
     """One arm: what its line says of it."""
     model, sparsifier = prepared(arm, options)
-    seconds = train(model, sparsifier, arm, text[: -options.held_out], options)
+    seconds = train(model, sparsifier, arm, text.train, options)
     masks = masks_of(model, sparsifier)
     if isinstance(sparsifier, bss.Pruner):
         sparsifier.squash_mask()
-    bits = bits_per_byte(model, text[-options.held_out :], options)
+    bits = bits_per_byte(model, text.held_out, options)
     if masks:
         np.savez_compressed(options.out / f"masks-{arm.name}-seed{options.seed}.npz", **masks)  # type: ignore[arg-type]
     live = sum(int(mask.sum()) for mask in masks.values()) * options.block**2
@@ -287,42 +288,34 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
     parser.add_argument("--arms", nargs="+", help="only these, such as gmp-lr0.002")
-    parser.add_argument("--updates", type=int, default=600)
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=64, help="bytes of a stream in an update")
-    parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--block", type=int, default=32)
-    parser.add_argument("--degree", type=int, default=7, help="blocks in a row of a matrix, a mean")
+    parser.add_argument("--updates", type=positive, default=600)
+    parser.add_argument("--streams", type=positive, default=256)
+    parser.add_argument("--steps", type=positive, default=64, help="bytes of a stream in an update")
+    parser.add_argument("--hidden", type=positive, default=2048)
+    parser.add_argument("--block", type=positive, default=32)
+    parser.add_argument("--degree", type=positive, default=7, help="blocks in a row of a matrix, a mean")
     parser.add_argument("--strength", type=float, default=0.3, help="of the group lasso")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--held-out", type=int, default=1 << 20, help="bytes that are tested")
+    parser.add_argument("--held-out", type=positive, default=1 << 20, help="bytes that are tested")
     return parser.parse_args()
 
 
 def main() -> int:
     """Returns the exit status."""
-    options, began = parse(), time.monotonic()
+    options = parse()
+    need = options.streams * options.steps + 1
+    if options.held_out < need:
+        raise ValueError(f"--held-out is {options.held_out}, needs {need} or more: --streams times --steps, and one")
     options.out.mkdir(parents=True, exist_ok=True)
-    content = options.data.read_bytes()
-    text = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(options.device)
-    file = options.out / "small_world.jsonl"
-    done = read_lines(file)
-    names = ("updates", "streams", "steps", "hidden", "block", "degree", "strength", "seed", "held_out")
-    settings = {name: getattr(options, name) for name in names}
-    settings["text"] = hashlib.sha256(content).hexdigest()[:12]  # another one's bits are not compared
+    text = read_text(options.data, options.held_out, options.device)
+    settings = {name: getattr(options, name) for name in SETTINGS} | {"text": text.digest}
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
-    longest = 0.0
-    for arm in ARMS:
-        wanted = {"arm": arm.name, **settings}
-        if any(wanted.items() <= line.items() for line in done) or (options.arms and arm.name not in options.arms):
-            continue
-        start = time.monotonic()
-        if start + longest - began > 60 * options.minutes:
-            print(f"{arm.name} and what follows is left for another run: {options.minutes:g} minutes are over")
-            break
-        line = {**wanted, "method": arm.method, "rate": arm.rate, **do(arm, text, options)}
+    file, arms = options.out / "small_world.jsonl", {arm.name: arm for arm in ARMS}
+    wanted = ({"arm": name, **settings} for name in need_known(options.arms, arms))
+    for each in missing(file, wanted, options.minutes):
+        arm = arms[each["arm"]]
+        line = {**each, "method": arm.method, "rate": arm.rate, **do(arm, text, options)}
         line |= {"torch": torch.__version__, "machine": machine, "date": time.strftime("%Y-%m-%d")}
-        longest = max(longest, time.monotonic() - start)
         add_line(file, line)
         print(f"{arm.name}: {line['bits_per_byte']:.4f} bits per byte, {line['seconds']:.0f} s", flush=True)
     return 0

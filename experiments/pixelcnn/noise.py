@@ -29,7 +29,7 @@ from blocksparse.models.pixelcnn import data, likelihood
 from blocksparse.models.pixelcnn.network import PixelCNN
 from blocksparse.models.pixelcnn.sampling import sample
 from blocksparse.models.pixelcnn.training import load_model
-from blocksparse.program import finish
+from blocksparse.program import finish, positive
 
 NOISY = 6
 SIDE, COLUMNS, MIXTURE = 32, 8, 10  # of the pictures of `run.py` and their networks
@@ -131,8 +131,8 @@ def main() -> None:
     model = commands.add_parser("model")
     model.add_argument("checkpoint", type=Path)
     model.add_argument("--data", type=Path, nargs="+", required=True)
-    model.add_argument("--shrink", type=int, default=1)
-    model.add_argument("--images", type=int, default=256)
+    model.add_argument("--shrink", type=positive, default=1)
+    model.add_argument("--images", type=positive, default=256)
     model.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     if options.command == "pictures":

@@ -24,16 +24,17 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import blocksparse.torch.sparsify as bss
-from blocksparse.models.lines import add_line, read_lines
-from blocksparse.program import finish
+from blocksparse.models.lines import add_line, missing, need_known
+from blocksparse.program import finish, positive
 
 TARGETS = r"model\.layers\.\d+\.mlp\.(gate|up|down)_proj"
 WINDOW, CONTEXT = 1024, 512  # of the evaluation: the tokens behind the first 512 of each window count
 LENGTH = 512  # of a row in training
 WARM_UP, CLIP = 20, 1.0
 CALIBRATION = 32  # rows
-GRID = [("gradual", 0.8, 32), ("gradual", 0.9, 32), ("gradual", 0.8, 64), ("gradual", 0.9, 64), ("gradual", 0.5, 32)]
-GRID += [("obs", 0.8, 32), ("gradual", 0.7, 32), ("obs", 0.5, 32)]
+ARMS = [Arm("dense", 0.0, 0), Arm("gradual", 0.8, 32), Arm("gradual", 0.9, 32), Arm("gradual", 0.8, 64)]
+ARMS += [Arm("gradual", 0.9, 64), Arm("gradual", 0.5, 32), Arm("obs", 0.8, 32), Arm("gradual", 0.7, 32)]
+ARMS += [Arm("obs", 0.5, 32)]
 
 
 class Packed:
@@ -149,11 +150,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
     parser.add_argument("--arms", nargs="+", help="only these, such as gradual-0.8-b32")
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--rows", type=int, default=16, help="of 512 tokens, of a step")
+    parser.add_argument("--steps", type=positive, default=800)
+    parser.add_argument("--rows", type=positive, default=16, help="of 512 tokens, of a step")
     parser.add_argument("--rate", type=float, default=6e-4, help="of learning")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=int, help="tokens of the texts of the evaluation: for a first look")
+    parser.add_argument("--limit", type=positive, help="tokens of the texts of the evaluation: for a first look")
     return parser.parse_args()
 
 
@@ -161,22 +162,15 @@ def main() -> int:
     """Returns the exit status."""
     options, began = parse(), time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "language.jsonl"
-    done = read_lines(file)
-    packed, longest = Packed(options.packed, options.device, options.limit), 0.0
-    for arm in [Arm("dense", 0.0, 0), *(Arm(*each) for each in GRID)]:
-        settings = {name: getattr(options, name) for name in ("steps", "rows", "rate", "seed", "limit")}
-        wanted = {"arm": arm.name, **settings}
-        if any(wanted.items() <= line.items() for line in done) or (options.arms and arm.name not in options.arms):
-            continue
-        start = time.monotonic()
-        if start + longest - began > 60 * options.minutes:
-            print(f"{arm.name} and what follows is left for another run: {options.minutes:g} minutes are over")
-            break
-        line = {**wanted, "method": arm.method, "sparsity": arm.sparsity, "block": arm.block}
+    packed = Packed(options.packed, options.device, options.limit)
+    settings = {name: getattr(options, name) for name in ("steps", "rows", "rate", "seed", "limit")}
+    file, arms = options.out / "language.jsonl", {arm.name: arm for arm in ARMS}
+    wanted = ({"arm": name, **settings} for name in need_known(options.arms, arms))
+    for each in missing(file, wanted, options.minutes):
+        arm = arms[each["arm"]]
+        line = {**each, "method": arm.method, "sparsity": arm.sparsity, "block": arm.block}
         line |= train(arm, packed, options)
         line |= {"torch": torch.__version__, "machine": machine(options.device), "date": time.strftime("%Y-%m-%d")}
-        longest = max(longest, time.monotonic() - start)
         add_line(file, line)
         print(f"{arm.name}: WikiText-2 {line['wikitext_bits']:.4f} bits per byte, {time.monotonic() - began:.0f} s")
     return 0

@@ -21,7 +21,7 @@ import numpy as np
 from packing import Array, write_arrays
 
 from blocksparse.models.sentiment.texts import detokenise, read_imdb
-from blocksparse.program import finish
+from blocksparse.program import finish, positive
 
 TOKENS = 64  # of a sentence, with the two around it
 STREAM = 4_000_000  # tokens of the training text
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--more-text", nargs="+", type=Path, default=[], help="of sentences: comes before IMDB's")
-    parser.add_argument("--tokens", type=int, default=STREAM, help="of sentences: of all text (default: 4,000,000)")
+    parser.add_argument("--tokens", type=positive, default=STREAM, help="of sentences, in all (default: 4,000,000)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.what == "sentences":

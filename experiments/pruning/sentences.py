@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import blocksparse.torch.sparsify as bss
-from blocksparse.models.lines import add_line, read_lines
-from blocksparse.program import finish
+from blocksparse.models.lines import add_line, missing, need_known
+from blocksparse.program import finish, positive
 
 TARGETS = r"bert\.encoder"
 CALIBRATION = 65_536  # tokens for Wanda and OBS
@@ -262,8 +262,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
     parser.add_argument("--arms", nargs="+", help="only these, such as gradual-0.8-b32")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--tokens", type=int, default=16_384, help="of a step")
+    parser.add_argument("--steps", type=positive, default=500)
+    parser.add_argument("--tokens", type=positive, default=16_384, help="of a step")
     parser.add_argument("--rate", type=float, default=RATE, help="of learning")
     parser.add_argument("--strength", type=float, default=1.0, help="of the group lasso")
     parser.add_argument(
@@ -272,7 +272,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--swapped", type=float, default=0.0, help="share of random tokens in every other sentence")
     parser.add_argument("--scope", choices=("layer", "global"), default="layer", help="of gradual and lasso")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=int, help="texts of a set with ten folds: for a first look")
+    parser.add_argument("--limit", type=positive, help="texts of a set with ten folds: for a first look")
     parser.add_argument("--no-graphs", action="store_true", help="no CUDA graphs: slower")
     return parser.parse_args()
 
@@ -281,25 +281,17 @@ def main() -> int:
     """Returns the exit status."""
     options, began = parse(), time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "sentences.jsonl"
-    done = read_lines(file)
     packed = Packed(options.packed, options.device)
     dense = packed.model().requires_grad_(False)
     judge = Judge(packed, dense, options.limit)
-    longest = 0.0
-    for arm in arms(options.methods):
-        settings = {name: getattr(options, name) for name in SETTINGS}
-        wanted = {"arm": arm.name, **settings}
-        if any(wanted.items() <= line.items() for line in done) or (options.arms and arm.name not in options.arms):
-            continue
-        start = time.monotonic()
-        if start + longest - began > 60 * options.minutes:
-            print(f"{arm.name} and what follows is left for another run: {options.minutes:g} minutes are over")
-            break
-        line = {**wanted, "method": arm.method, "sparsity": arm.sparsity, "block": arm.block}
+    settings = {name: getattr(options, name) for name in SETTINGS}
+    file, chosen = options.out / "sentences.jsonl", {arm.name: arm for arm in arms(options.methods)}
+    wanted = ({"arm": name, **settings} for name in need_known(options.arms, chosen))
+    for each in missing(file, wanted, options.minutes):
+        arm = chosen[each["arm"]]
+        line = {**each, "method": arm.method, "sparsity": arm.sparsity, "block": arm.block}
         line |= train(arm, packed, dense, judge, options)
         line |= {"torch": torch.__version__, "machine": machine(options.device), "date": time.strftime("%Y-%m-%d")}
-        longest = max(longest, time.monotonic() - start)
         add_line(file, line)
         print(
             f"{arm.name}: mean {line['mean']:.2f} %, cosine {line['cosine']:.4f}, {time.monotonic() - began:.0f} s",

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 import blocksparse
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
-from blocksparse.program import finish
+from blocksparse.program import finish, positive
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOKENS, PROMPT = 64, 512  # of a sentence; of the text before the token that is decoded
@@ -273,11 +273,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("speed.jsonl"), help="lines are added to it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16"])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="of the CPU")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--threads", type=positive, nargs="+", default=[1], help="of the CPU")
+    parser.add_argument("--batches", type=positive, nargs="+", default=[1, 32, 256])
     parser.add_argument("--sparsities", type=float, nargs="+", default=[0.8, 0.9])
-    parser.add_argument("--blocks", type=int, nargs="+", default=[32])
-    parser.add_argument("--samples", type=int, default=9)
+    parser.add_argument("--blocks", type=positive, nargs="+", default=[32])
+    parser.add_argument("--samples", type=positive, default=9)
     parser.add_argument("--compile", choices=("all", "dense", "none"), default="all", help="which models, too")
     parser.add_argument("--only", default="", help="cases with this in their names, such as decode")
     parser.add_argument("--shared", action="store_true", help="note that the machine did other work, too")

@@ -46,7 +46,7 @@ from blocksparse.models.sentiment import (
 )
 from blocksparse.models.sentiment.features import cell_states, load_features, save_features, unit_at_each_byte
 from blocksparse.models.sentiment.texts import Examples, read_imdb, read_labelled
-from blocksparse.program import finish
+from blocksparse.program import finish, positive
 
 LINES = {"cr": "custrev", "mr": "rt-polarity", "subj": "subj", "mpqa": "mpqa"}
 SETS = ("imdb", "sst", *LINES)
@@ -277,19 +277,15 @@ def parse() -> argparse.Namespace:
         "--model", action="append", default=[], metavar="NAME=FILE", help="checkpoints, a name for each"
     )
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--limit", type=int, help="texts of each part: for a first look")
+    parser.add_argument("--limit", type=positive, help="texts of each part: for a first look")
     parser.add_argument("--out", type=Path, required=True, help="folder of the features and of the coloured texts")
     parser.add_argument("--results", type=Path, required=True, help="NAME.jsonl, NAME-pairs.jsonl, NAME.md are written")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--no-words", action="store_true", help="leave out the words and pairs of words")
-    parser.add_argument("--batch", type=int, default=128, help="texts side by side")
+    parser.add_argument("--batch", type=positive, default=128, help="texts side by side")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--bad-rows", choices=("stop", "skip"), default="stop")
     options = parser.parse_args()
-    for name in ("limit", "batch"):
-        given = getattr(options, name)
-        if given is not None and given < 1:
-            raise ValueError(f"--{name} is {given}, needs 1 or more")
     options.model = named_files(options.model, "--model", (BASELINE, WORDS))
     return options
 

@@ -164,9 +164,9 @@ def plot(arms: dict[str, list[Line]], path: Path) -> None:
         for arm, runs in arms.items():
             for i, run in enumerate(runs if column == 0 else alone(runs)):
                 x, y = [point[column] / scale for point in run["curve"]], [point[3] for point in run["curve"]]
-                name = f"{arm} {mean(runs, 'valid'):.3f}" if i == 0 else None
+                words = f"{arm} {mean(runs, 'valid'):.3f}" if i == 0 else None
                 style = "-" if solid[run["arm"]] == arm else "--"
-                axes.plot(x, y, style, color=colors[run["arm"]], label=name, linewidth=1.3, marker="o", markersize=2.5)
+                axes.plot(x, y, style, color=colors[run["arm"]], label=words, linewidth=1.3, marker="o", markersize=2.5)
         axes.set_xlabel(label)
         axes.grid(alpha=0.25)
     figure.axes[0].set_ylabel("bits per byte, text that chooses" if chooses else "bits per byte, held-out text")

@@ -232,7 +232,7 @@ def known_losses(
 
 def apply_options(config: dict[str, Any], bytes_of_text: int, options: argparse.Namespace) -> None:
     """Puts what the command line says into a configuration, and how many updates that is."""
-    epochs = config.get("epochs") if options.epochs is None else options.epochs
+    epochs: float = options.epochs or config.get("epochs", 0)
     if options.updates or epochs:
         config["training"]["updates"] = options.updates or updates_of(epochs, bytes_of_text, config["training"])
     config["sweep_updates"] = options.sweep_updates or sweep_updates_of(config, bytes_of_text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import platform
 import re
 import sys
@@ -203,8 +202,8 @@ def _run(words: list[str]) -> int:
         else:
             _info()
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough: `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    except BrokenPipeError:
+        program.write_to_nobody()
     except (ValueError, OSError, MemoryError, ModuleNotFoundError, library.UnavailableError) as error:
         print(f"blocksparse: {error}", file=sys.stderr)
         return 2

@@ -44,6 +44,25 @@ def end(number: int, frame: FrameType | None = None) -> None:
     os._exit(128 + number)
 
 
+def positive(text: str) -> int:
+    """A whole number of 1 or more, for the `type` of an option.
+
+    Raises:
+        argparse.ArgumentTypeError: it is less.
+        ValueError: it is no whole number.
+    """
+    from argparse import ArgumentTypeError  # scripts have imported it; see the module
+
+    if (number := int(text)) < 1:
+        raise ArgumentTypeError(f"is {number}, needs 1 or more")
+    return number
+
+
+def write_to_nobody() -> None:
+    """For the flush at exit, where whoever reads standard output has seen enough, as `| head` does."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def finish(main: Callable[[], int | None], *, goes_on: bool = False) -> NoReturn:
     """Runs a script's main and exits with its status; what a user can put right is a line in the place of a trace.
 
@@ -52,7 +71,12 @@ def finish(main: Callable[[], int | None], *, goes_on: bool = False) -> NoReturn
         goes_on: whether the same command goes on after Ctrl-C, whose status is 130.
     """
     try:
-        sys.exit(main())
+        status = main()
+        sys.stdout.flush()
+        sys.exit(status)
+    except BrokenPipeError:
+        write_to_nobody()
+        sys.exit(141)  # 128 and the number of SIGPIPE, as programs without Python end
     except (OSError, ValueError, FloatingPointError, ModuleNotFoundError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

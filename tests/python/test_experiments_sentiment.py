@@ -135,9 +135,6 @@ def test_a_limit_has_files_of_its_own(tmp_path, checkpoint):
         ("--model =A", "--model is =A, needs NAME=FILE"),
         ("--model words=A", "--model is words=A, needs another name: words is taken"),
         ("--model '1- and 2-grams=A'", "needs another name: 1- and 2-grams is taken"),
-        ("--limit 0", "--limit is 0, needs 1 or more"),
-        ("--limit -5", "--limit is -5, needs 1 or more"),
-        ("--batch 0", "--batch is 0, needs 1 or more"),
     ],
 )
 def test_run_refuses(tmp_path, words, message):
@@ -146,6 +143,15 @@ def test_run_refuses(tmp_path, words, message):
     assert (done.status, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(("option", "given"), [("limit", 0), ("limit", -5), ("batch", 0)])
+def test_numbers_are_positive(tmp_path, option, given):
+    call = ["--data", tmp_path, "--out", tmp_path, "--results", tmp_path / "results" / "tiny"]
+    done = script("sentiment/run.py", *call, f"--{option}", given)
+    assert done.status == 2
+    assert done.stderr.endswith(f"argument --{option}: is {given}, needs 1 or more\n")
     assert not (tmp_path / "results").exists()
 
 

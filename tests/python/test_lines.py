@@ -2,7 +2,7 @@
 
 import pytest
 
-from blocksparse.models.lines import add_line, need_lines, read_lines
+from blocksparse.models.lines import add_line, missing, need_known, need_lines, read_lines
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,33 @@ def test_half_a_line_among_whole_ones_is_left_out(tmp_path, half):
     assert read_lines(path) == [{"name": 1}]
     add_line(path, {"name": 3})
     assert read_lines(path) == [{"name": 1}, {"name": 3}]
+
+
+def test_missing_lines(tmp_path, capsys):
+    path, wanted = tmp_path / "file", [{"arm": arm, "seed": 0} for arm in "abc"]
+    add_line(path, {"arm": "a", "seed": 0, "loss": 1.0})
+    add_line(path, {"arm": "b", "seed": 1, "loss": 1.0})
+    assert [each["arm"] for each in missing(path, wanted)] == ["b", "c"]
+    assert [each["arm"] for each in missing(path, wanted, again=["a"])] == ["a", "b", "c"]
+    assert capsys.readouterr().out == ""
+    assert list(missing(path, wanted[:1])) == []
+    assert capsys.readouterr().out == f"nothing is left to do: all that was asked for is in {path}\n"
+
+
+def test_missing_lines_as_far_as_time_goes(tmp_path, capsys, monkeypatch):
+    """The longest before is what the next may take."""
+    clock = [100.0]
+    monkeypatch.setattr("blocksparse.models.lines.time.monotonic", lambda: clock[0])
+    begun = []
+    for each in missing(tmp_path / "file", [{"arm": arm} for arm in "abcd"], minutes=1):
+        begun.append(each["arm"])
+        clock[0] += 25
+    assert begun == ["a", "b"]
+    assert capsys.readouterr().out == "c and what follows is left for another run: 1 minutes are over\n"
+
+
+def test_names_of_arms():
+    assert need_known(None, ["a", "b", "c"]) == ["a", "b", "c"]
+    assert need_known(["c", "a"], ["a", "b", "c"]) == ["a", "c"]
+    with pytest.raises(ValueError, match="there is no arm d, e, needs one of a, b, c"):
+        need_known(["e", "a", "d"], ["a", "b", "c"])

@@ -19,7 +19,9 @@ STEPS = int(os.environ.get("BLOCKSPARSE_TEXT_STEPS", "1500"))
 
 @pytest.fixture(scope="module")
 def program():
-    return runpy.run_path(str(PROGRAM))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PROGRAM.parent))
+        return runpy.run_path(str(PROGRAM))
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,9 @@ def program():
     spec = importlib.util.spec_from_file_location("byte_mlp", PROGRAM)
     module = importlib.util.module_from_spec(spec)
     sys.modules["byte_mlp"] = module
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PROGRAM.parent))
+        spec.loader.exec_module(module)
     module.CONTEXT, module.WIDTH, module.BATCH, module.RATE = 8, 128, 128, 4e-3
     yield module
     del sys.modules["byte_mlp"]

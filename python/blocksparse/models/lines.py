@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -57,3 +59,40 @@ def add_line(path: Path, line: dict[str, Any]) -> None:
             file.seek(-1, os.SEEK_END)
             torn = b"" if file.read() == b"\n" else b"\n"
         file.write(torn + json.dumps(line).encode() + b"\n")
+
+
+def missing(
+    path: Path, wanted: Iterable[dict[str, Any]], minutes: float = math.inf, again: Container[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """Those that the file has no line of, in turn, until one would end later; prints what is left, or that nothing is.
+
+    Args:
+        path: JSON lines; whoever asks adds one for each.
+        wanted: what a line says at least, the name of its arm among it.
+        minutes: none begins that would end later, if it takes as long as the longest before it.
+        again: arms that are done again.
+    """
+    done, began, longest, count = read_lines(path), time.monotonic(), 0.0, 0
+    for each in wanted:
+        if each["arm"] not in again and any(each.items() <= line.items() for line in done):
+            continue
+        start, count = time.monotonic(), count + 1
+        if start + longest - began > 60 * minutes:
+            print(f"{each['arm']} and what follows is left for another run: {minutes:g} minutes are over")
+            return
+        yield each
+        longest = max(longest, time.monotonic() - start)
+    if not count:
+        print(f"nothing is left to do: all that was asked for is in {path}")
+
+
+def need_known(names: Iterable[str] | None, known: Iterable[str]) -> list[str]:
+    """The names in the order that they are known in; None: all.
+
+    Raises:
+        ValueError: one is not known.
+    """
+    known, names = list(known), None if names is None else set(names)
+    if unknown := sorted((names or set()) - set(known)):
+        raise ValueError(f"there is no arm {', '.join(unknown)}, needs one of {', '.join(known)}")
+    return [name for name in known if names is None or name in names]
