@@ -216,10 +216,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     text = read_text(options.data, HELD_OUT)
     options.out.mkdir(parents=True, exist_ok=True)
-    file, settings = (
-        options.out / "byte_mlp.jsonl",
-        {name: getattr(options, name) for name in ("steps", "seed", "init")},
-    )
+    file = options.out / "byte_mlp.jsonl"
+    settings = {name: getattr(options, name) for name in ("steps", "seed", "init")}
     for each in missing(file, ({"arm": name, **settings} for name in options.arms)):
         line = run(each["arm"], text.train, text.held_out, options.steps, options.seed, options.init)
         line |= {"torch": torch.__version__, "machine": platform.processor() or platform.machine()}
@@ -228,4 +226,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    finish(main)
+    finish(main, goes_on=True)

@@ -85,7 +85,7 @@ def plot(errors: Errors, title: str, path: Path) -> None:
     sets = [name for name in SETS if any(name in of_arm for of_arm in errors.values())]
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     axes: Axes = figure.add_subplot()
-    width, narrow = 0.8 / len(errors), len(errors) > 5  # narrow are bars that numbers do not fit above
+    width, narrow = 0.8 / len(errors), len(errors) > 5  # numbers are wider than these bars
     for k, (arm, of_arm) in enumerate(errors.items()):
         for i, name in enumerate(sets):
             if name not in of_arm:

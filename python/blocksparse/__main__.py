@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("animate", help="draw step by step how activation spreads through a graph")
     command.add_argument("graph", help='a graph on a torus such as "ws2d(16,24,8,0.2)"')
     command.add_argument("--seed", type=int, default=0, help="of the graph (default: %(default)s)")
-    command.add_argument("-o", "--out", help="GIF, or PNG or SVG of all steps (default: from the graph's name)")
+    command.add_argument("-o", "--out", help="GIF, or PNG or SVG of six steps at most (default: from the graph's name)")
     options.add_parser(commands)
     pixelcnn_options.add_parser(commands)
     return parser

@@ -87,12 +87,13 @@ def missing(
 
 
 def need_known(names: Iterable[str] | None, known: Iterable[str]) -> list[str]:
-    """The names in the order that they are known in; None: all.
+    """Names of arms, in the order that they are known in; None: all.
 
     Raises:
         ValueError: one is not known.
     """
-    known, names = list(known), None if names is None else set(names)
-    if unknown := sorted((names or set()) - set(known)):
-        raise ValueError(f"there is no arm {', '.join(unknown)}, needs one of {', '.join(known)}")
-    return [name for name in known if names is None or name in names]
+    order = list(known)
+    chosen = set(order if names is None else names)
+    if unknown := sorted(chosen - set(order)):
+        raise ValueError(f"there is no arm {', '.join(unknown)}, needs one of {', '.join(order)}")
+    return [name for name in order if name in chosen]
