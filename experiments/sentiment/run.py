@@ -238,9 +238,15 @@ def pairs(
 ) -> list[dict[str, Any]]:
     """Which of two models is right where the other is not: lines of a file, with those that `out` knows now.
 
-    `lines` are the results, and `features` their models, in the order of the table.
+    `lines` are the results, and `features` their models, in the order of the table. A pair of a model that was trained
+    again is left out; old pairs do not say of which models they are.
     """
-    known = {(line["set"], frozenset(line["features"])): line for line in lines_of(record, limit)}
+    model = {(line["set"], line["features"]): line.get("model") for line in lines}
+    known = {}
+    for old in lines_of(record, limit):
+        now = [model.get((old["set"], f)) for f in old["features"]]
+        if old.get("models", now) == now:
+            known[old["set"], frozenset(old["features"])] = old
     for name in SETS:
         found = {line["features"]: right_rows(out, line) for line in lines if line["set"] == name}
         rows = {f: found[f] for f in features if found.get(f) is not None}
@@ -249,6 +255,7 @@ def pairs(
             one, other = before["features"] if before else sorted(pair, key=features.index)
             only, only_other, p = mcnemar(rows[one], rows[other])
             line: dict[str, Any] = {"set": name, "features": [one, other], "limit": limit}
+            line["models"] = [model[name, one], model[name, other]]
             line |= {"first": only, "second": only_other, "p": float(f"{p:.2g}")}
             if before != line:
                 known[name, pair] = line

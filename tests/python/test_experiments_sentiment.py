@@ -88,6 +88,31 @@ def test_rows_are_of_the_models_of_the_lines(tmp_path, monkeypatch, capsys):
     assert "gone" not in (tmp_path / "tiny.md").read_text()
 
 
+def test_pairs_of_a_model_that_was_trained_again_are_left_out(tmp_path, monkeypatch):
+    """Until its new rows are there."""
+    pytest.importorskip("scipy")
+    run, out, pairs = module("run"), tmp_path / "out", tmp_path / "tiny-pairs.jsonl"
+    one, other, again = line_of("a", 75.0, model="m1"), line_of("b", 50.0, model="m2"), line_of("b", 75.0, model="m3")
+    call = ["--data", tmp_path, "--out", out, "--results", tmp_path / "tiny", "--no-words"]
+
+    def table(*lines):
+        write(tmp_path / "tiny.jsonl", *lines)
+        assert main_of(run, monkeypatch, *call) == 0
+        return (tmp_path / "tiny.md").read_text()
+
+    run.keep_rows(out, one, np.array([True, True, True, False]))
+    run.keep_rows(out, other, np.array([False, True, False, True]))
+    assert "| SST | a, b | 2 | 1 | 1 |" in table(one, other)
+    kept = pairs.read_bytes()
+    assert "a, b" not in table(one, again)
+    run.keep_rows(out, again, np.array([True, True, False, True]))
+    assert "| SST | a, b | 1 | 1 | 1 |" in table(one, again)
+    assert pairs.read_bytes().startswith(kept)
+    write(pairs, {"set": "sst", "features": ["a", "b"], "limit": None, "first": 5, "second": 6, "p": 1.0})  # an old one
+    (out / "b-sst-right.safetensors").unlink()
+    assert "| SST | a, b | 5 | 6 | 1 |" in table(one, again)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return trained_in(tmp_path_factory.mktemp("run"))
