@@ -175,7 +175,10 @@ def test_sentiment(tmp_path):
     kept = results.with_name("tiny-pairs.jsonl")
     lines = [json.loads(line) for line in kept.read_text().splitlines()]
     turned = [
-        line | {"features": line["features"][::-1], "first": line["second"], "second": line["first"]} for line in lines
+        line
+        | {key: line[key][::-1] for key in ("features", "models")}
+        | {"first": line["second"], "second": line["first"]}
+        for line in lines
     ]
     kept.write_text("".join(json.dumps(line) + "\n" for line in turned))
     assert script("sentiment/run.py", *words).status == 0
