@@ -259,7 +259,8 @@ def plot_unit(values: Array, y: Array, unit: Unit, title: str, path: AnyPath) ->
     for label, color, name in ((0, "tab:red", "negative (0)"), (1, "tab:blue", "positive (1)")):
         axes.hist(np.clip(values[y == label], bins[0], bins[-1]), bins.tolist(), alpha=0.55, color=color, label=name)
     axes.axvline(unit.threshold, color="black", linewidth=1, linestyle="--", label="threshold")
-    axes.set(xlabel=f"cell of unit {unit.index} behind the last byte", ylabel="texts", title=title)
+    axes.set(xlabel=f"cell of unit {unit.index} behind the last byte", ylabel="texts")
+    axes.set_title(title, wrap=True)  # names of models are long
     axes.legend(frameon=False)
     write_whole(path, lambda file: figure.savefig(file, format="png", dpi=140))
 
