@@ -250,6 +250,15 @@ def test_bag_of_ngrams():
     assert classify(x, y, [Split(np.arange(40), np.arange(40, 60), np.arange(60, 80))], l1=False).accuracy == 100
 
 
+def test_a_long_title_is_not_cut(tmp_path):
+    """Nothing is drawn at the edges."""
+    image = pytest.importorskip("matplotlib.image")
+    title = "IMDB, best unit of 100M-balanced-stride1-inner2-b128-8192-lr0.008-0"
+    plot_unit(np.arange(9.0), np.arange(9) % 2, Unit(0, 0.0, 1), title, tmp_path / "unit.png")
+    picture = image.imread(tmp_path / "unit.png")
+    assert all((edge == 1).all() for edge in (picture[0], picture[:, 0], picture[:, -1]))
+
+
 def test_pictures(tmp_path):
     pytest.importorskip("matplotlib")
     x, y = separable()
